@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entry points: check the arguments, plan, run what was planned. fa_plan() and fa_forward() share all but
+ * the last step. */
+#include "cpu/forward.h"
+#include "cpu/threads.h"
+#include "problem.h"
+#include "reference.h"
+#include "status.h"
+#include "tensor.h"
+
+#include <stdio.h>
+
+/* What runs, and the back end's own plan for it. */
+typedef struct forward_plan {
+    fa_kernel kernel;
+    fa_cpu_plan cpu;
+} forward_plan;
+
+static const char *const kernel_names[] = {"auto", "cpu", "reference", "standard", "v1", "v2", "v3", "v4"};
+
+const char *fa_kernel_name(fa_kernel kernel) {
+    return (int)kernel >= 0 && kernel <= FA_KERNEL_V4 ? kernel_names[kernel] : "unknown";
+}
+
+fa_status fa_kernel_supported(fa_kernel kernel) {
+    switch (kernel) {
+    case FA_KERNEL_AUTO:
+    case FA_KERNEL_CPU:
+    case FA_KERNEL_REFERENCE:
+    case FA_KERNEL_STANDARD: return FA_OK;
+    case FA_KERNEL_V1:
+    case FA_KERNEL_V2:
+    case FA_KERNEL_V3:
+    case FA_KERNEL_V4:
+        return fa_fail(FA_UNSUPPORTED, "kernel = %s: runs on a GPU, and this build has no GPU back end",
+                       fa_kernel_name(kernel));
+    }
+    return fa_fail(FA_INVALID_ARGUMENT, "kernel = %d: is not a value of fa_kernel", (int)kernel);
+}
+
+static fa_status make_plan(const fa_problem *p, forward_plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    if (p->device_type != FA_DEVICE_CPU)
+        return fa_fail(FA_UNSUPPORTED, "q.device.device_type = %d (CUDA): this build has no GPU back end",
+                       p->device_type);
+    FA_TRY(fa_kernel_supported(p->kernel));
+    plan->kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_CPU : p->kernel;
+    if (plan->kernel == FA_KERNEL_CPU) return fa_cpu_forward_plan(p, &plan->cpu);
+    if (p->isa != FA_ISA_AUTO)
+        return fa_fail(FA_UNSUPPORTED, "isa = %s: only the cpu kernel has instruction sets, and kernel is %s",
+                       fa_isa_name(p->isa), fa_kernel_name(plan->kernel));
+    if (p->num_splits > 1)
+        return fa_fail(FA_UNSUPPORTED, "num_splits = %d: the %s kernel does not split keys", p->num_splits,
+                       fa_kernel_name(plan->kernel));
+    return FA_OK;
+}
+
+fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
+                     const fa_tensor *out, const fa_tensor *lse) {
+    fa_problem p;
+    forward_plan plan;
+    FA_TRY(fa_problem_init(&p, q, k, v, options, out, lse, true));
+    FA_TRY(make_plan(&p, &plan));
+    switch (plan.kernel) {
+    case FA_KERNEL_REFERENCE: return fa_reference_forward(&p);
+    case FA_KERNEL_STANDARD: return fa_standard_forward(&p);
+    default: return fa_cpu_forward(&p, &plan.cpu);
+    }
+}
+
+static const char *element_name(fa_element type) {
+    static const char *const names[] = {"float32", "float16", "bfloat16", "float64"};
+    return names[type];
+}
+
+fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
+                  const fa_tensor *out, const fa_tensor *lse, fa_plan_info *info) {
+    fa_problem p;
+    forward_plan plan;
+    if (info == NULL) return fa_fail(FA_INVALID_ARGUMENT, "plan = NULL: must point at a fa_plan_info");
+    if (info->size != sizeof *info)
+        return fa_fail(FA_INVALID_ARGUMENT, "plan.size = %zu: must be sizeof(fa_plan_info), %zu", info->size,
+                       sizeof *info);
+    FA_TRY(fa_problem_init(&p, q, k, v, options, out, lse, false));
+    FA_TRY(make_plan(&p, &plan));
+    memset(info, 0, sizeof *info);
+    info->size = sizeof *info;
+    info->kernel = plan.kernel;
+    info->num_splits = 1;
+    info->num_threads = 1;
+    info->tile_rows = 1;
+    if (plan.kernel == FA_KERNEL_CPU) {
+        info->isa = plan.cpu.kernels->isa;
+        info->tile_rows = (int32_t)plan.cpu.tile_rows;
+        info->tile_keys = FA_TILE_KEYS;
+        info->num_splits = (int32_t)plan.cpu.splits;
+        info->num_threads = (int32_t)plan.cpu.threads;
+        info->workspace_bytes = plan.cpu.shared_bytes + plan.cpu.threads * plan.cpu.thread_bytes;
+        (void)snprintf(info->name, sizeof info->name, "cpu_forward %s %s d%d", fa_isa_name(info->isa),
+                       element_name(p.q.type), (int)p.head_dim);
+    } else {
+        info->workspace_bytes = fa_reference_workspace(&p);
+        (void)snprintf(info->name, sizeof info->name, "%s_forward %s d%d", fa_kernel_name(plan.kernel),
+                       element_name(p.q.type), (int)p.head_dim);
+    }
+    return FA_OK;
+}

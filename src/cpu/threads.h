@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many threads a call may use; fa_default_num_threads() of flashattn.h is defined beside it. */
+#ifndef FA_CPU_THREADS_H
+#define FA_CPU_THREADS_H
+
+#include <stdint.h>
+
+#ifdef _OPENMP
+#    include <omp.h>
+static inline int64_t fa_thread_number(void) { return omp_get_thread_num(); }
+#else
+static inline int64_t fa_thread_number(void) { return 0; }
+#endif
+
+/* CPUs that a cgroup quota text grants, rounded up: "max 100000" and what is no quota give 0, "150000 100000"
+ * gives 2. */
+int fa_cpus_of_quota(const char *text);
+
+#endif
