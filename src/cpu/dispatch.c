@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which table of micro-kernels runs: what the build has, what the machine can, what the caller or the
+ * environment asks for. */
+#include "../status.h"
+#include "kernels.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#    define ARCHITECTURE "x86-64"
+#elif defined(__aarch64__)
+#    define ARCHITECTURE "aarch64"
+#else
+#    define ARCHITECTURE "neither x86-64 nor aarch64"
+#endif
+
+const char *fa_isa_name(fa_isa isa) {
+    switch (isa) {
+    case FA_ISA_AUTO: return "auto";
+    case FA_ISA_PORTABLE: return "portable";
+    case FA_ISA_NEON: return "neon";
+    case FA_ISA_AVX2: return "avx2";
+    case FA_ISA_AVX512: return "avx512";
+    }
+    return "unknown";
+}
+
+static const fa_cpu_kernels *table(fa_isa isa) {
+    switch (isa) {
+    case FA_ISA_AUTO: return NULL;
+    case FA_ISA_PORTABLE: return fa_cpu_kernels_portable();
+    case FA_ISA_NEON: return fa_cpu_kernels_neon();
+    case FA_ISA_AVX2: return fa_cpu_kernels_avx2();
+    case FA_ISA_AVX512: return fa_cpu_kernels_avx512();
+    }
+    return NULL;
+}
+
+/* ---- The machine ---- */
+
+#if defined(__x86_64__)
+
+enum {
+    CPU_ASKED = 1 << 0,
+    CPU_SAVES_AVX = 1 << 1, /* the operating system saves these registers (XCR0) */
+    CPU_SAVES_AVX512 = 1 << 2,
+    CPU_FMA = 1 << 3,
+    CPU_F16C = 1 << 4,
+    CPU_AVX2 = 1 << 5,
+    CPU_AVX512F = 1 << 6,
+    CPU_AVX512DQ = 1 << 7,
+    CPU_AVX512BW = 1 << 8,
+    CPU_AVX512VL = 1 << 9
+};
+
+static unsigned ask_cpu(void) {
+    unsigned a, b, c, d, found = CPU_ASKED;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+    if (c & bit_FMA) found |= CPU_FMA;
+    if (c & bit_F16C) found |= CPU_F16C;
+    if (c & bit_OSXSAVE) {
+        uint32_t low, high;
+        __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+        if ((low & 0x06) == 0x06) found |= CPU_SAVES_AVX;    /* xmm, ymm */
+        if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512; /* and masks, upper halves, zmm16 and above */
+    }
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    if (b & bit_AVX2) found |= CPU_AVX2;
+    if (b & bit_AVX512F) found |= CPU_AVX512F;
+    if (b & bit_AVX512DQ) found |= CPU_AVX512DQ;
+    if (b & bit_AVX512BW) found |= CPU_AVX512BW;
+    if (b & bit_AVX512VL) found |= CPU_AVX512VL;
+    return found;
+}
+
+/* What the machine lacks for an instruction set that the build has; NULL: nothing. */
+static const char *lacking(fa_isa isa) {
+    static const struct {
+        fa_isa since; /* this one and those after it need */
+        unsigned feature;
+        const char *name;
+    } needs[] = {
+        {FA_ISA_AVX2, CPU_AVX2, "AVX2"},
+        {FA_ISA_AVX2, CPU_FMA, "FMA"},
+        {FA_ISA_AVX2, CPU_F16C, "F16C"},
+        {FA_ISA_AVX2, CPU_SAVES_AVX, "an operating system that saves AVX registers"},
+        {FA_ISA_AVX512, CPU_AVX512F, "AVX-512 F"},
+        {FA_ISA_AVX512, CPU_AVX512DQ, "AVX-512 DQ"},
+        {FA_ISA_AVX512, CPU_AVX512BW, "AVX-512 BW"},
+        {FA_ISA_AVX512, CPU_AVX512VL, "AVX-512 VL"},
+        {FA_ISA_AVX512, CPU_SAVES_AVX512, "an operating system that saves AVX-512 registers"},
+    };
+    /* CPUID leaves the virtual machine, so it is asked once; threads that ask at the same time find the same. */
+    static atomic_uint known;
+    unsigned found = atomic_load_explicit(&known, memory_order_relaxed);
+    if (found == 0) {
+        found = ask_cpu();
+        atomic_store_explicit(&known, found, memory_order_relaxed);
+    }
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
+        if (isa >= needs[i].since && !(found & needs[i].feature)) return needs[i].name;
+    return NULL;
+}
+
+#else
+
+/* NEON is part of aarch64. */
+static const char *lacking(fa_isa isa) {
+    (void)isa;
+    return NULL;
+}
+
+#endif
+
+/* ---- The choice ---- */
+
+/* `argument` is what asked for the instruction set. */
+static fa_status check(fa_isa isa, const char *argument) {
+    if ((unsigned)isa > FA_ISA_AVX512)
+        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (avx512)", argument, (int)isa,
+                       (int)FA_ISA_AVX512);
+    if (table(isa) == NULL)
+        return fa_fail(FA_UNSUPPORTED, "%s = %s: not in this build, which is for %s", argument, fa_isa_name(isa),
+                       ARCHITECTURE);
+    const char *what = lacking(isa);
+    if (what != NULL)
+        return fa_fail(FA_UNSUPPORTED, "%s = %s: this machine lacks %s", argument, fa_isa_name(isa), what);
+    return FA_OK;
+}
+
+/* The instruction set that FA_ISA_AUTO means now. */
+static fa_status automatic(fa_isa *isa) {
+    const char *wish = getenv("FLASHATTN_ISA");
+    if (wish != NULL && wish[0] != '\0') {
+        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AVX512; ++*isa)
+            if (strcmp(wish, fa_isa_name(*isa)) == 0) return check(*isa, "FLASHATTN_ISA");
+        return fa_fail(FA_INVALID_ARGUMENT, "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2 or avx512", wish);
+    }
+    for (*isa = FA_ISA_AVX512; table(*isa) == NULL || lacking(*isa) != NULL;) --*isa;
+    return FA_OK;
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status) {
+    *status = isa == FA_ISA_AUTO ? automatic(&isa) : check(isa, "isa");
+    return *status == FA_OK ? table(isa) : NULL;
+}
+
+fa_status fa_isa_supported(fa_isa isa) {
+    fa_status status;
+    fa_cpu_kernels_select(isa, &status);
+    return status;
+}

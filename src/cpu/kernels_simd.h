@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The micro-kernels that vector instruction sets have in common, written once.
+ *
+ * kernels_avx2.c, kernels_avx512.c and kernels_neon.c include this file after they have defined
+ *
+ *     vector                   LANES float32 numbers
+ *     LANES, PANEL             PANEL, the `panel` of kernels.h, is 2 * LANES
+ *     v_set(x)                 all lanes x
+ *     v_load, v_store          LANES floats at a float pointer
+ *     v_load_part, v_store_part(..., n)     only the first n < LANES; the lanes beyond load as 0
+ *     v_load_element(p, type), v_load_element_part(p, type, n)      converted from float32, float16, bfloat16
+ *     v_store_element(p, x, type)           rounded to nearest even
+ *     v_add, v_sub, v_mul, v_div
+ *     v_fma(a, b, c)           a * b + c, rounded once
+ *     v_fnma(a, b, c)          c - a * b, rounded once
+ *     v_max(a, b)              the larger; b if a is NaN
+ *     v_if_less(x, bound, a, b)             x < bound ? a : b; NaN is not less
+ *     v_zero_if_less(x, bound, b)           x < bound ? 0 : b
+ *     v_abs, v_copysign(x, sign)
+ *     v_scale(x, n, z)         x * 2^n for an integer n > -127, given as such and as z = n + FA_EXP_ROUND
+ *     v_reduce_max, v_reduce_add            over the lanes, pairwise
+ *     v_max_magnitude(bits, x), v_any_nonfinite(bits)    is any x that was folded into bits infinite or NaN?
+ *     v_transpose(rows)        LANES vectors in place
+ *
+ * Loads and stores take any alignment and touch nothing outside the elements named.
+ */
+#ifndef FA_CPU_KERNELS_SIMD_H
+#define FA_CPU_KERNELS_SIMD_H
+
+#include "kernels.h"
+#include "kernels_exp.h"
+
+#include <float.h>
+#include <math.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+_Static_assert(PANEL == 2 * LANES && FA_TILE_KEYS % PANEL == 0, "panels are two vectors wide and fill a tile");
+
+ALWAYS_INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- exp, tanh: see kernels_exp.h ---- */
+
+ALWAYS_INLINE vector v_exp(vector x) {
+    vector z = v_fma(x, v_set(FA_EXP_LOG2E), v_set(FA_EXP_ROUND));
+    vector n = v_sub(z, v_set(FA_EXP_ROUND));
+    vector r = v_fnma(n, v_set(FA_EXP_LN2_HI), x);
+    r = v_fnma(n, v_set(FA_EXP_LN2_LO), r);
+    vector p = v_fma(v_set(FA_EXP_C6), r, v_set(FA_EXP_C5));
+    p = v_fma(p, r, v_set(FA_EXP_C4));
+    p = v_fma(p, r, v_set(FA_EXP_C3));
+    p = v_fma(p, r, v_set(FA_EXP_C2));
+    p = v_fma(p, r, v_set(1.0f));
+    p = v_fma(p, r, v_set(1.0f));
+    return v_zero_if_less(x, v_set(FA_EXP_FLUSH), v_scale(p, n, z));
+}
+
+ALWAYS_INLINE vector v_tanh(vector x) {
+    vector square = v_mul(x, x);
+    vector t = v_fma(v_set(FA_TANH_C11), square, v_set(FA_TANH_C9));
+    t = v_fma(t, square, v_set(FA_TANH_C7));
+    t = v_fma(t, square, v_set(FA_TANH_C5));
+    t = v_fma(t, square, v_set(FA_TANH_C3));
+    vector small = v_fma(v_mul(x, square), t, x);
+
+    vector magnitude = v_abs(x);
+    vector e = v_exp(v_mul(magnitude, v_set(-2.0f)));
+    vector one = v_set(1.0f);
+    vector large = v_sub(one, v_div(v_add(e, e), v_add(one, e)));
+    return v_if_less(magnitude, v_set(FA_TANH_SMALL), small, v_copysign(large, x));
+}
+
+static void softcap(float *s, int64_t count, float softcap_value) {
+    vector cap = v_set(softcap_value);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) v_store(s + i, v_mul(cap, v_tanh(v_div(v_load(s + i), cap))));
+    if (i < count) {
+        vector x = v_load_part(s + i, count - i);
+        v_store_part(s + i, v_mul(cap, v_tanh(v_div(x, cap))), count - i);
+    }
+}
+
+/* ---- Online softmax ---- */
+
+/* LANES rows at a time, so that m, l and rescale are computed in vectors as well. Sums run over even and odd
+ * vectors of a row apart, then over the lanes: an order that depends on nothing but `keys`. */
+static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float *m, float *l, float *rescale) {
+    for (int64_t first = 0; first < rows; first += LANES) {
+        int64_t count = minimum(LANES, rows - first);
+        float lane[LANES] = {0};
+
+        /* NaN scores are passed over here; they come back as exp(NaN) below. */
+        for (int64_t r = 0; r < count; r++) {
+            const float *row = s + (first + r) * s_stride;
+            vector even = v_set(-INFINITY), odd = v_set(-INFINITY);
+            for (int64_t j = 0; j < keys; j += 2 * LANES) {
+                even = v_max(v_load(row + j), even);
+                odd = v_max(v_load(row + j + LANES), odd);
+            }
+            lane[r] = v_reduce_max(v_max(even, odd));
+        }
+        vector old_max = v_load_part(m + first, count);
+        vector new_max = v_max(v_load(lane), old_max);
+        /* -inf: nothing visible so far; 0 stands in. */
+        vector base = v_zero_if_less(new_max, v_set(-FLT_MAX), new_max);
+        vector scale = v_exp(v_sub(old_max, base));
+        v_store_part(m + first, new_max, count);
+        v_store_part(rescale + first, scale, count);
+        v_store(lane, base);
+
+        for (int64_t r = 0; r < count; r++) {
+            float *row = s + (first + r) * s_stride;
+            vector shift = v_set(lane[r]);
+            vector even = v_set(0.0f), odd = v_set(0.0f);
+            for (int64_t j = 0; j < keys; j += 2 * LANES) {
+                vector p0 = v_exp(v_sub(v_load(row + j), shift));
+                vector p1 = v_exp(v_sub(v_load(row + j + LANES), shift));
+                v_store(row + j, p0);
+                v_store(row + j + LANES, p1);
+                even = v_add(even, p0);
+                odd = v_add(odd, p1);
+            }
+            lane[r] = v_reduce_add(v_add(even, odd));
+        }
+        v_store_part(l + first, v_fma(v_load_part(l + first, count), scale, v_load(lane)), count);
+    }
+}
+
+/* ---- Rows of the input dtype in and out ---- */
+
+/* Calls f with `type` as a constant, so that each dtype gets code of its own. float64 is the reference's
+ * alone (problem.c). */
+#define FOR_TYPE(type, f, ...)                                           \
+    ((type) == FA_ELEMENT_FLOAT32   ? f(__VA_ARGS__, FA_ELEMENT_FLOAT32) \
+     : (type) == FA_ELEMENT_FLOAT16 ? f(__VA_ARGS__, FA_ELEMENT_FLOAT16) \
+                                    : f(__VA_ARGS__, FA_ELEMENT_BFLOAT16))
+
+/* Element i of a row. */
+ALWAYS_INLINE const void *element(const void *row, int64_t i, fa_element type) {
+    return (const char *)row + i * (type == FA_ELEMENT_FLOAT32 ? 4 : 2);
+}
+
+/* Elements i .. i + LANES - 1 of a row of `width`; 0 beyond its end. */
+ALWAYS_INLINE vector load_in_row(const void *row, int64_t i, int64_t width, fa_element type) {
+    if (i + LANES <= width) return v_load_element(element(row, i, type), type);
+    if (i < width) return v_load_element_part(element(row, i, type), width - i, type);
+    return v_set(0.0f);
+}
+
+ALWAYS_INLINE void load_rows_of(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                                float factor, fa_element type) {
+    for (int64_t r = 0; r < count; r++) {
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES)
+            v_store(dst + r * dst_stride + i, v_mul(v_load_element(element(rows[r], i, type), type), v_set(factor)));
+        if (i < width)
+            v_store_part(dst + r * dst_stride + i, v_mul(load_in_row(rows[r], i, width, type), v_set(factor)),
+                         width - i);
+    }
+}
+
+static void load_rows(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                      fa_element type, float factor) {
+    FOR_TYPE(type, load_rows_of, dst, dst_stride, rows, count, width, factor);
+}
+
+/* Blocks of LANES keys by LANES elements are transposed in registers; what is left at the ends goes through
+ * memory, key by key. */
+ALWAYS_INLINE void pack_keys_of(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    for (int64_t n = 0; n < (count + PANEL - 1) / PANEL * PANEL; n += LANES) {
+        float *dst = b + n / PANEL * PANEL * width + n % PANEL;
+        int64_t k = 0;
+        if (n + LANES <= count)
+            for (; k + LANES <= width; k += LANES) {
+                vector block[LANES];
+                for (int i = 0; i < LANES; i++) block[i] = v_load_element(element(rows[n + i], k, type), type);
+                v_transpose(block);
+                for (int i = 0; i < LANES; i++) v_store(dst + (k + i) * PANEL, block[i]);
+            }
+        for (; k < width; k += LANES)
+            for (int i = 0; i < LANES; i++) {
+                float key[LANES];
+                v_store(key, n + i < count ? load_in_row(rows[n + i], k, width, type) : v_set(0.0f));
+                for (int64_t j = 0; j < minimum(LANES, width - k); j++) dst[(k + j) * PANEL + i] = key[j];
+            }
+    }
+}
+
+static void pack_keys(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    FOR_TYPE(type, pack_keys_of, b, rows, count, width);
+}
+
+ALWAYS_INLINE bool pack_values_of(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    vector bits = v_set(0.0f);
+    for (int64_t k = 0; k < count; k++) {
+        float *dst = b + k * PANEL;
+        int64_t n = 0;
+        for (; n + PANEL <= width; n += PANEL, dst += count * PANEL)
+            for (int64_t i = 0; i < PANEL; i += LANES) {
+                vector x = v_load_element(element(rows[k], n + i, type), type);
+                bits = v_max_magnitude(bits, x);
+                v_store(dst + i, x);
+            }
+        for (int64_t i = 0; n < width && i < PANEL; i += LANES) {
+            vector x = load_in_row(rows[k], n + i, width, type);
+            bits = v_max_magnitude(bits, x);
+            v_store(dst + i, x);
+        }
+    }
+    return v_any_nonfinite(bits);
+}
+
+static bool pack_values(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    return FOR_TYPE(type, pack_values_of, b, rows, count, width);
+}
+
+ALWAYS_INLINE void store_row_of(void *dst, const float *src, int64_t width, float factor, fa_element type) {
+    char *bytes = dst;
+    int64_t size = type == FA_ELEMENT_FLOAT32 ? 4 : 2, i = 0;
+    for (; i + LANES <= width; i += LANES)
+        v_store_element(bytes + i * size, v_mul(v_load(src + i), v_set(factor)), type);
+    if (i < width) {
+        char last[LANES * 4];
+        v_store_element(last, v_mul(v_load_part(src + i, width - i), v_set(factor)), type);
+        memcpy(bytes + i * size, last, (size_t)((width - i) * size));
+    }
+}
+
+static void store_row(void *dst, const float *src, int64_t width, float factor, fa_element type) {
+    FOR_TYPE(type, store_row_of, dst, src, width, factor);
+}
+
+#endif
