@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names and measures cases: see bench_case.h. */
+#include "bench_case.h"
+
+#include "clock.h"
+#include "fma_peak.h"
+#include "message.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Properties ---- */
+
+const char *bench_property_name(bench_property property) {
+    static const char *const names[] = {"dtype",    "isa",      "batch",    "heads",
+                                        "heads_kv", "seqlen_q", "seqlen_k", "head_dim"};
+    return names[property];
+}
+
+int64_t bench_property_value(const bench_case *c, bench_property property) {
+    switch (property) {
+    case BENCH_DTYPE: return (int64_t)c->dtype;
+    case BENCH_ISA: return (int64_t)c->isa;
+    case BENCH_BATCH: return c->batch;
+    case BENCH_HEADS: return c->heads;
+    case BENCH_HEADS_KV: return c->heads_kv;
+    case BENCH_SEQLEN_Q: return c->seqlen_q;
+    case BENCH_SEQLEN_K: return c->seqlen_k;
+    case BENCH_HEAD_DIM: return c->head_dim;
+    case BENCH_PROPERTIES: break;
+    }
+    return 0;
+}
+
+void bench_property_text(const bench_case *c, bench_property property, char *text, size_t size) {
+    if (property == BENCH_DTYPE)
+        (void)snprintf(text, size, "%s", dtype_choice((int)c->dtype));
+    else if (property == BENCH_ISA)
+        (void)snprintf(text, size, "%s", fa_isa_name(c->isa));
+    else
+        (void)snprintf(text, size, "%" PRId64, bench_property_value(c, property));
+}
+
+/* Whether two properties have the same value in each case. */
+static bool always_equal(const bench_list *list, bench_property a, bench_property b) {
+    for (size_t i = 0; i < list->count; i++)
+        if (bench_property_value(&list->cases[i], a) != bench_property_value(&list->cases[i], b)) return false;
+    return true;
+}
+
+bool bench_all_square(const bench_list *list) { return always_equal(list, BENCH_SEQLEN_Q, BENCH_SEQLEN_K); }
+
+bench_role bench_property_role(const bench_list *list, bench_property property) {
+    if (property == BENCH_SEQLEN_Q && bench_all_square(list)) return BENCH_LEFT_OUT;
+    if (property == BENCH_HEADS_KV && always_equal(list, BENCH_HEADS, BENCH_HEADS_KV)) return BENCH_LEFT_OUT;
+    for (size_t i = 1; i < list->count; i++)
+        if (bench_property_value(&list->cases[i], property) != bench_property_value(&list->cases[0], property))
+            return BENCH_VARIES;
+    return BENCH_COMMON;
+}
+
+const char *bench_property_title(const bench_list *list, bench_property property) {
+    return property == BENCH_SEQLEN_K && bench_all_square(list) ? "seqlen" : bench_property_name(property);
+}
+
+void bench_common_text(const bench_list *list, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < (int)BENCH_PROPERTIES; i++) {
+        bench_property property = (bench_property)i;
+        char value[32];
+        if (bench_property_role(list, property) != BENCH_COMMON) continue;
+        bench_property_text(&list->cases[0], property, value, sizeof value);
+        bool bare = property == BENCH_DTYPE || property == BENCH_ISA;
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s, ", bare ? "" : bench_property_title(list, property),
+                                 bare ? "" : " ", value);
+    }
+    (void)snprintf(text + used, size - used, "%s", list->rules);
+}
+
+/* ---- Measuring ---- */
+
+/* Describes q, k and v without data, or allocates them. */
+static int make_inputs(const bench_case *c, const score_settings *scores, bool with_data, attention *a, tensor *out) {
+    static const tensor_settings no_tensors = {.bias = NULL};
+    int64_t q[4] = {c->batch, c->seqlen_q, c->heads, c->head_dim};
+    int64_t k[4] = {c->batch, c->seqlen_k, c->heads_kv, c->head_dim};
+    fa_dtype dtype = dtype_of_element(c->dtype);
+    const fa_device cpu = {FA_DEVICE_CPU, 0};
+    int code = attention_set_options(a, scores, &no_tensors, NULL);
+    a->options.kernel = FA_KERNEL_CPU;
+    a->options.isa = c->isa;
+    a->options.num_threads = c->threads;
+    if (code != EXIT_CODE_OK) return code;
+    if (!with_data) {
+        const fa_tensor q_shape = {.device = cpu, .ndim = 4, .dtype = dtype, .shape = q};
+        const fa_tensor k_shape = {.device = cpu, .ndim = 4, .dtype = dtype, .shape = k};
+        tensor_view(&a->q, &q_shape);
+        tensor_view(&a->k, &k_shape);
+        tensor_view(&a->v, &k_shape);
+        tensor_view(out, &q_shape);
+        return EXIT_CODE_OK;
+    }
+    if (!tensor_allocate(&a->q, dtype, 4, q) || !tensor_allocate(&a->k, dtype, 4, k) ||
+        !tensor_allocate(&a->v, dtype, 4, k) || !tensor_allocate(out, dtype, 4, q))
+        return fail_memory("q, k, v and the output");
+    tensor_fill_normal(&a->q, 1);
+    tensor_fill_normal(&a->k, 2);
+    tensor_fill_normal(&a->v, 3);
+    return EXIT_CODE_OK;
+}
+
+int bench_case_plan(bench_case *c, const score_settings *scores, int threads) {
+    attention a = {.file_ndim = 4};
+    tensor out;
+    fa_plan_info plan = {.size = sizeof plan};
+    c->threads = threads;
+    int code = make_inputs(c, scores, false, &a, &out);
+    if (code != EXIT_CODE_OK) return code;
+    if (fa_plan(&a.q.t, &a.k.t, &a.v.t, &a.options, &out.t, NULL, &plan) != FA_OK) return fail_library();
+    c->isa = plan.isa;
+    c->flops = attention_flops(&a);
+    memcpy(c->plan, plan.name, sizeof c->plan);
+    return EXIT_CODE_OK;
+}
+
+static int compare_doubles(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+enum { SAMPLES_MAX = 4096 };
+
+/* Peak and calls take turns, so that a changing clock meets both. */
+static int take_samples(bench_case *c, const attention *a, const tensor *out, const bench_clock *time,
+                        double *samples) {
+    const double slice = 0.003; /* seconds; long against starting threads, short against changes of the clock */
+    double begin = now_seconds();
+    c->repetitions = 0;
+    c->peak = 0;
+    while (c->repetitions < SAMPLES_MAX) {
+        double peak = fma_peak_measure(c->isa, c->threads, slice);
+        if (peak > c->peak) c->peak = peak;
+        double round = now_seconds(), now = round;
+        while (c->repetitions < SAMPLES_MAX && now - round < slice) {
+            double start = now;
+            if (fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &out->t, NULL) != FA_OK) return fail_library();
+            now = now_seconds();
+            samples[c->repetitions++] = now - start;
+        }
+        double part = (now - begin) / time->seconds;
+        progress_update(time->bar, time->done + (part < 1 ? part : 1), time->label);
+        if (now - begin + (now - round) / 2 > time->seconds) break;
+    }
+    return EXIT_CODE_OK;
+}
+
+int bench_case_measure(bench_case *c, const score_settings *scores, const bench_clock *time) {
+    attention a = {.file_ndim = 4};
+    tensor out = {.memory = NULL};
+    double *samples = malloc(SAMPLES_MAX * sizeof *samples);
+    progress_update(time->bar, time->done, time->label);
+    int code = samples == NULL ? fail_memory("the samples") : make_inputs(c, scores, true, &a, &out);
+    if (code == EXIT_CODE_OK) { /* once untimed: pages of the output, caches, threads */
+        if (c->flops < 2e10 && fa_forward(&a.q.t, &a.k.t, &a.v.t, &a.options, &out.t, NULL) != FA_OK)
+            code = fail_library();
+        if (code == EXIT_CODE_OK) code = take_samples(c, &a, &out, time, samples);
+    }
+    if (code == EXIT_CODE_OK) {
+        qsort(samples, (size_t)c->repetitions, sizeof *samples, compare_doubles);
+        c->best = samples[0];
+        c->median = samples[c->repetitions / 2];
+    }
+    free(samples);
+    tensor_free(&out);
+    attention_close(&a);
+    return code;
+}
