@@ -174,14 +174,24 @@ typedef enum fa_causal {
     FA_CAUSAL_TOP_LEFT = 2 /* keys j <= i: the first query sees only the first key (PyTorch's is_causal) */
 } fa_causal;
 
-/* Who computes. */
+/*
+ * Who computes. Tensors on a GPU are computed there. GPU kernels want every tensor aligned to its element size, and
+ * are fastest where rows of q, k, v and out are aligned to 16 bytes.
+ *
+ * Tensors on the CPU: FA_KERNEL_AUTO is FA_KERNEL_CPU, unless the environment variable FLASHATTN_MACHINE names an
+ * emulated GPU: emulated-a100, emulated-h100, emulated-h200 or emulated-b200. Then FA_KERNEL_AUTO is the best GPU
+ * kernel for that part, and it, FA_KERNEL_STANDARD and FA_KERNEL_V1 .. FA_KERNEL_V4 run in the emulator, by the rules
+ * for GPUs: for tests and for study, thousands of times slower than a GPU. FLASHATTN_MACHINE=emulated-h100:7 adds a
+ * seed for the order in which the emulated threads run.
+ */
 typedef enum fa_kernel {
     FA_KERNEL_AUTO = 0, /* the best that the tensors' device, this machine and this build have */
     FA_KERNEL_CPU = 1,  /* FlashAttention-2 tiling for caches and vector units */
     FA_KERNEL_REFERENCE =
         2, /* CPU, float64, one row at a time: slow and obvious; what everything else is judged against */
-    FA_KERNEL_STANDARD = 3, /* CPU, attention as written before FlashAttention, every intermediate rounded to
-                               the input's dtype: the yardstick of the error budgets in docs/numerics.md */
+    FA_KERNEL_STANDARD = 3, /* CPU or GPU, attention as written before FlashAttention, every intermediate rounded to
+                               the input's dtype: the yardstick of the error budgets in docs/numerics.md (CPU) and
+                               of speed and traffic (GPU, where its working memory is the matrix of all scores) */
     FA_KERNEL_V1 = 4,       /* GPU, FlashAttention (2022) */
     FA_KERNEL_V2 = 5,       /* GPU, FlashAttention-2 (2023) */
     FA_KERNEL_V3 = 6,       /* GPU, FlashAttention-3 (2024), Hopper */
@@ -273,7 +283,7 @@ typedef struct fa_options {
     fa_kernel kernel;    /* default FA_KERNEL_AUTO */
     fa_isa isa;          /* FA_KERNEL_CPU only. An instruction set that the machine lacks is refused. */
     int32_t num_threads; /* 0: environment variable FLASHATTN_NUM_THREADS, else the CPUs of the caller's affinity
-                        mask within the cgroup's CPU quota. Results do not depend on it, bit for bit. */
+                        mask within the cgroup's CPU quota. At most 4096. Results do not depend on it, bit for bit. */
     int32_t num_splits;  /* the keys of a (batch, head) are cut into this many parts that are computed apart
                            and merged. 0: by a rule on the shapes alone; 1: never, so that a row's bits do not
                            depend on its batch. At most 256. */
@@ -343,6 +353,13 @@ FA_API const char *fa_isa_name(fa_isa isa);
 FA_API const char *fa_kernel_name(fa_kernel kernel);
 /* The number of threads that num_threads = 0 means now: see fa_options. */
 FA_API int fa_default_num_threads(void);
+/*
+ * One line about the machine on which GPU kernels run for tensors of this device, "cuda:0: NVIDIA H200, sm_90, ...".
+ * For {FA_DEVICE_CPU, 0} that is the emulated GPU of FLASHATTN_MACHINE. If there is none, FA_UNSUPPORTED (no driver, no
+ * GPU, the variable is not set) or FA_INVALID_ARGUMENT (device_id beyond the last GPU) with the reason. text holds
+ * `size` bytes and is cut if need be; 192 are enough.
+ */
+FA_API fa_status fa_machine_text(fa_device device, char *text, size_t size);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
  * the last step. */
 #include "cpu/forward.h"
 #include "cpu/threads.h"
+#include "gpu/launch_forward.h"
 #include "problem.h"
 #include "reference.h"
 #include "status.h"
@@ -13,7 +14,9 @@
 /* What runs, and the back end's own plan for it. */
 typedef struct forward_plan {
     fa_kernel kernel;
+    bool on_gpu; /* or on an emulated one */
     fa_cpu_plan cpu;
+    fa_gpu_plan gpu;
 } forward_plan;
 
 static const char *const kernel_names[] = {"auto", "cpu", "reference", "standard", "v1", "v2", "v3", "v4"};
@@ -31,19 +34,31 @@ fa_status fa_kernel_supported(fa_kernel kernel) {
     case FA_KERNEL_V1:
     case FA_KERNEL_V2:
     case FA_KERNEL_V3:
-    case FA_KERNEL_V4:
-        return fa_fail(FA_UNSUPPORTED, "kernel = %s: runs on a GPU, and this build has no GPU back end",
-                       fa_kernel_name(kernel));
+    case FA_KERNEL_V4: return fa_gpu_kernel_supported(kernel);
     }
     return fa_fail(FA_INVALID_ARGUMENT, "kernel = %d: is not a value of fa_kernel", (int)kernel);
 }
 
+/* Tensors decide. Those on the CPU go to a GPU, an emulated one, only if somebody asked for that. */
+static bool runs_on_gpu(const fa_problem *p) {
+    if (p->device_type == FA_DEVICE_CUDA) return true;
+    switch (p->kernel) {
+    case FA_KERNEL_AUTO:
+    case FA_KERNEL_STANDARD: return fa_machine_emulation_asked();
+    case FA_KERNEL_CPU:
+    case FA_KERNEL_REFERENCE: return false;
+    default: return true;
+    }
+}
+
 static fa_status make_plan(const fa_problem *p, forward_plan *plan) {
     memset(plan, 0, sizeof *plan);
-    if (p->device_type != FA_DEVICE_CPU)
-        return fa_fail(FA_UNSUPPORTED, "q.device.device_type = %d (CUDA): this build has no GPU back end",
-                       p->device_type);
-    FA_TRY(fa_kernel_supported(p->kernel));
+    plan->on_gpu = runs_on_gpu(p);
+    if (plan->on_gpu) {
+        FA_TRY(fa_gpu_forward_plan(p, &plan->gpu));
+        plan->kernel = plan->gpu.kernel;
+        return FA_OK;
+    }
     plan->kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_CPU : p->kernel;
     if (plan->kernel == FA_KERNEL_CPU) return fa_cpu_forward_plan(p, &plan->cpu);
     if (p->isa != FA_ISA_AUTO)
@@ -61,6 +76,7 @@ fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
     forward_plan plan;
     FA_TRY(fa_problem_init(&p, q, k, v, options, out, lse, true));
     FA_TRY(make_plan(&p, &plan));
+    if (plan.on_gpu) return fa_gpu_forward(&p, &plan.gpu);
     switch (plan.kernel) {
     case FA_KERNEL_REFERENCE: return fa_reference_forward(&p);
     case FA_KERNEL_STANDARD: return fa_standard_forward(&p);
@@ -89,7 +105,13 @@ fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, co
     info->num_splits = 1;
     info->num_threads = 1;
     info->tile_rows = 1;
-    if (plan.kernel == FA_KERNEL_CPU) {
+    if (plan.on_gpu) {
+        info->tile_rows = plan.gpu.variant->block_m;
+        info->tile_keys = plan.gpu.variant->block_n;
+        info->workspace_bytes = plan.gpu.workspace_bytes;
+        (void)snprintf(info->name, sizeof info->name, "%s on %s", fa_variant_name(plan.gpu.variant),
+                       plan.gpu.machine->id);
+    } else if (plan.kernel == FA_KERNEL_CPU) {
         info->isa = plan.cpu.kernels->isa;
         info->tile_rows = (int32_t)plan.cpu.tile_rows;
         info->tile_keys = FA_TILE_KEYS;

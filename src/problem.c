@@ -5,6 +5,7 @@
  */
 #include "problem.h"
 
+#include "cpu/threads.h"
 #include "status.h"
 #include "tensor.h"
 
@@ -110,6 +111,7 @@ static fa_status inputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor 
         return fa_fail(FA_UNSUPPORTED, "q.device.device_type = %" PRId32 ": must be %d (CPU) or %d (CUDA)",
                        q->device.device_type, FA_DEVICE_CPU, FA_DEVICE_CUDA);
     p->device_type = q->device.device_type;
+    p->device_id = q->device.device_id;
     FA_TRY(rows_init(&p->q, "q", q, q, varlen_q ? 3 : 4, varlen_q ? packed : dense, with_data));
     FA_TRY(rows_init(&p->k, "k", k, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
     FA_TRY(rows_init(&p->v, "v", v, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
@@ -170,8 +172,8 @@ static fa_status inputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor 
     return FA_OK;
 }
 
-static fa_status outputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
-                              const fa_options *o, const fa_tensor *out, const fa_tensor *lse, bool with_data) {
+static fa_status outputs_init(fa_problem *p, const fa_tensor *q, const fa_options *o, const fa_tensor *out,
+                              const fa_tensor *lse, bool with_data) {
     bool varlen_q = o->cu_seqlens_q != NULL;
     bool reference = o->kernel == FA_KERNEL_REFERENCE;
     FA_TRY(rows_init(&p->out, "out", out, q, varlen_q ? 3 : 4,
@@ -201,27 +203,7 @@ static fa_status outputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor
         p->lse.head_stride = element * fa_tensor_stride(lse, lse->ndim - 2);
         p->lse.row_stride = element * fa_tensor_stride(lse, lse->ndim - 1);
     }
-    const struct {
-        const char *name;
-        const fa_tensor *tensor;
-    } inputs[] = {{"q", q},
-                  {"k", k},
-                  {"v", v},
-                  {"bias", o->bias},
-                  {"mask", o->mask},
-                  {"sink", o->sink},
-                  {"alibi_slopes", o->alibi_slopes},
-                  {"cu_seqlens_q", o->cu_seqlens_q},
-                  {"cu_seqlens_k", o->cu_seqlens_k},
-                  {"seqused_q", o->seqused_q},
-                  {"seqused_k", o->seqused_k},
-                  {"leftpad_k", o->leftpad_k},
-                  {"block_table", o->block_table}};
-    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
-        FA_TRY(fa_tensor_check_apart("out", out, inputs[i].name, inputs[i].tensor));
-        if (lse != NULL) FA_TRY(fa_tensor_check_apart("lse", lse, inputs[i].name, inputs[i].tensor));
-    }
-    return lse == NULL ? FA_OK : fa_tensor_check_apart("lse", lse, "out", out);
+    return FA_OK;
 }
 
 /* ---- lengths ---- */
@@ -407,9 +389,9 @@ static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
         return fa_fail(FA_INVALID_ARGUMENT, "kernel = %d: is not a value of fa_kernel", (int)o->kernel);
     if ((int)o->isa < 0 || o->isa > FA_ISA_AVX512)
         return fa_fail(FA_INVALID_ARGUMENT, "isa = %d: is not a value of fa_isa", (int)o->isa);
-    if (o->num_threads < 0)
-        return fa_fail(FA_INVALID_ARGUMENT, "num_threads = %" PRId32 ": must be 0 (automatic) or positive",
-                       o->num_threads);
+    if (o->num_threads < 0 || o->num_threads > FA_MAX_THREADS)
+        return fa_fail(FA_INVALID_ARGUMENT, "num_threads = %" PRId32 ": must be 0 (automatic) .. %d", o->num_threads,
+                       FA_MAX_THREADS);
     if (o->num_splits < 0 || o->num_splits > MAX_SPLITS)
         return fa_fail(FA_INVALID_ARGUMENT, "num_splits = %" PRId32 ": must be 0 (automatic) .. %d", o->num_splits,
                        MAX_SPLITS);
@@ -423,7 +405,34 @@ static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
     p->isa = o->isa;
     p->num_threads = o->num_threads;
     p->num_splits = o->num_splits;
+    p->stream = o->stream;
     return FA_OK;
+}
+
+/* Comes last: only now every tensor is known to be well formed. */
+static fa_status check_outputs_apart(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *o,
+                                     const fa_tensor *out, const fa_tensor *lse) {
+    const struct {
+        const char *name;
+        const fa_tensor *tensor;
+    } inputs[] = {{"q", q},
+                  {"k", k},
+                  {"v", v},
+                  {"bias", o->bias},
+                  {"mask", o->mask},
+                  {"sink", o->sink},
+                  {"alibi_slopes", o->alibi_slopes},
+                  {"cu_seqlens_q", o->cu_seqlens_q},
+                  {"cu_seqlens_k", o->cu_seqlens_k},
+                  {"seqused_q", o->seqused_q},
+                  {"seqused_k", o->seqused_k},
+                  {"leftpad_k", o->leftpad_k},
+                  {"block_table", o->block_table}};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
+        FA_TRY(fa_tensor_check_apart("out", out, inputs[i].name, inputs[i].tensor));
+        if (lse != NULL) FA_TRY(fa_tensor_check_apart("lse", lse, inputs[i].name, inputs[i].tensor));
+    }
+    return lse == NULL ? FA_OK : fa_tensor_check_apart("lse", lse, "out", out);
 }
 
 /* The caller's struct may be older (shorter) or newer (longer) than ours; what we do not know must be zero.
@@ -447,9 +456,10 @@ fa_status fa_problem_init(fa_problem *p, const fa_tensor *q, const fa_tensor *k,
     memset(p, 0, sizeof *p);
     FA_TRY(options_read(&o, options));
     FA_TRY(inputs_init(p, q, k, v, &o, with_data));
-    FA_TRY(outputs_init(p, q, k, v, &o, out, lse, with_data));
+    FA_TRY(outputs_init(p, q, &o, out, lse, with_data));
     FA_TRY(score_options_init(p, &o));
     FA_TRY(execution_options_init(p, &o));
     FA_TRY(lengths_init(p, q, k, &o));
-    return score_tensors_init(p, q, &o);
+    FA_TRY(score_tensors_init(p, q, &o));
+    return check_outputs_apart(q, k, v, &o, out, lse);
 }

@@ -11,6 +11,7 @@
 #include "flashattn.h"
 #include "mask.h"
 
+#include <math.h>
 #include <stdbool.h>
 
 /* q, k, v or out: element (batch, row, head, i) lies at data + batch * batch_stride + row * row_stride + head
@@ -69,6 +70,8 @@ typedef struct fa_problem {
     int64_t window_left, window_right; /* FA_WINDOW_OPEN or >= 0 */
 
     int32_t device_type;
+    int32_t device_id;
+    void *stream;     /* GPU: to enqueue on */
     fa_kernel kernel; /* as asked for */
     fa_isa isa;
     int32_t num_threads;
@@ -140,9 +143,11 @@ static inline float fa_alibi_slope(const fa_problem *p, int64_t batch, int64_t h
     return fa_table_float(&p->alibi_slopes, batch, head);
 }
 
-/* Whether the boolean mask hides a key that position lets through. */
+/* Whether the boolean mask, or a bias of -inf, hides a key that position lets through. */
 static inline bool fa_masked_out(const fa_problem *p, int64_t batch, int64_t head, int64_t row, int64_t key) {
-    return p->mask.data != NULL && *fa_score_address(&p->mask, batch, head, row, key) == 0;
+    if (p->mask.data != NULL && *fa_score_address(&p->mask, batch, head, row, key) == 0) return true;
+    return p->bias.data != NULL &&
+           fa_element_load(fa_score_address(&p->bias, batch, head, row, key), p->bias.type) == -HUGE_VAL;
 }
 
 /* What bias and ALiBi add to a score. */

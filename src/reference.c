@@ -31,7 +31,7 @@ static void reference_row(const fa_problem *p, const fa_sequence *s, int64_t hea
     double max = sink;
     for (int64_t j = keys.begin; j < keys.end; j++) {
         scores[j] = score(p, s, head, row, j);
-        if (!(scores[j] <= max)) max = scores[j]; /* NaN too; it stays in the sum */
+        if (!isnan(max) && !(scores[j] <= max)) max = scores[j]; /* NaN too, and then it stays */
     }
     double sum = max == -HUGE_VAL ? 0 : exp(sink - max);
     for (int64_t j = keys.begin; j < keys.end && max != -HUGE_VAL; j++) sum += exp(scores[j] - max);

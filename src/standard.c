@@ -46,7 +46,7 @@ static void standard_row(const fa_problem *p, const fa_sequence *s, int64_t head
     double max = sink;
     for (int64_t j = keys.begin; j < keys.end; j++) {
         scores[j] = score(p, s, head, row, j);
-        if (!(scores[j] <= max)) max = scores[j];
+        if (!isnan(max) && !(scores[j] <= max)) max = scores[j]; /* NaN too, and then it stays */
     }
     double sum = max == -HUGE_VAL ? 0 : (double)(float)exp(sink - max);
     for (int64_t j = keys.begin; j < keys.end && max != -HUGE_VAL; j++)

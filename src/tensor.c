@@ -7,9 +7,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Keeps every sum of a few extents and every product of extent, stride and element size that is used inside
- * int64_t. */
-#define FA_MAX_STRIDE ((int64_t)1 << 56)
+/* The most elements that a tensor may have, and that one dimension may span. It keeps every sum of a few extents and of
+ * a few spans, in bytes, inside int64_t. */
+#define FA_MAX_SPAN ((int64_t)1 << 56)
 
 bool fa_dtype_is(fa_dtype a, uint8_t code, uint8_t bits) { return a.code == code && a.bits == bits && a.lanes == 1; }
 
@@ -48,21 +48,27 @@ fa_status fa_tensor_check(const char *name, const fa_tensor *t, bool with_data) 
                        t->ndim);
     if (t->shape == NULL)
         return fa_fail(FA_INVALID_ARGUMENT, "%s.shape = NULL: must point at %" PRId32 " sizes", name, t->ndim);
-    int64_t count = 1;
+    int64_t count = 1; /* extents of 0 left out: compact strides are products of some of them */
+    bool empty = false;
     for (int32_t i = 0; i < t->ndim; i++) {
         int64_t extent = t->shape[i];
         if (extent < 0 || extent > FA_MAX_EXTENT)
             return fa_fail(FA_INVALID_ARGUMENT, "%s.shape[%" PRId32 "] = %" PRId64 ": must be 0 .. 2^48", name, i,
                            extent);
-        if (count != 0 && extent > FA_MAX_STRIDE / (count > 0 ? count : 1))
+        if (extent == 0) empty = true;
+        if (extent > FA_MAX_SPAN / count)
             return fa_fail(FA_INVALID_ARGUMENT,
                            "%s.shape[%" PRId32 "] = %" PRId64 ": the tensor has more than 2^56 elements", name, i,
                            extent);
-        count *= extent;
-        if (t->strides != NULL && (t->strides[i] > FA_MAX_STRIDE || t->strides[i] < -FA_MAX_STRIDE))
-            return fa_fail(FA_INVALID_ARGUMENT, "%s.strides[%" PRId32 "] = %" PRId64 ": must be within +-2^56", name, i,
-                           t->strides[i]);
+        if (extent > 1) count *= extent;
+        if (t->strides == NULL) continue;
+        int64_t limit = FA_MAX_SPAN / (extent > 1 ? extent - 1 : 1);
+        if (t->strides[i] > limit || t->strides[i] < -limit)
+            return fa_fail(FA_INVALID_ARGUMENT,
+                           "%s.strides[%" PRId32 "] = %" PRId64 ": must be within +-2^56, over all of the dimension",
+                           name, i, t->strides[i]);
     }
+    if (empty) count = 0;
     if (with_data && count > 0 && t->data == NULL)
         return fa_fail(FA_INVALID_ARGUMENT, "%s.data = NULL: must point at the %" PRId64 " elements of the tensor",
                        name, count);

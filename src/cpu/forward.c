@@ -133,7 +133,8 @@ static void add_offsets(const fa_problem *p, const fa_cpu_kernels *kernels, cons
             for (int64_t j = 0; j < count; j++)
                 bias[j] = (float)fa_element_load((const char *)row + j * p->bias.key_stride, p->bias.type);
         }
-        for (int64_t j = 0; j < count; j++) s[j] += bias[j];
+        /* Not a sum where it masks: a hidden key's score may be NaN or +inf. */
+        for (int64_t j = 0; j < count; j++) s[j] = bias[j] == -INFINITY ? -INFINITY : s[j] + bias[j];
     }
     if (p->alibi_slopes.data != NULL) {
         float slope = fa_alibi_slope(p, batch, head);
@@ -147,7 +148,7 @@ static void add_offsets(const fa_problem *p, const fa_cpu_kernels *kernels, cons
 static void hide(const fa_problem *p, const block *b, int64_t r, const fa_key_range *keys, int64_t key, int64_t count,
                  int64_t columns, float *s) {
     for (int64_t j = 0; j < min_i64(keys->begin - key, count); j++) s[j] = -INFINITY;
-    for (int64_t j = max_i64(keys->end - key, 0); j < columns; j++) s[j] = -INFINITY;
+    for (int64_t j = max_i64(min_i64(keys->end - key, count), 0); j < columns; j++) s[j] = -INFINITY;
     if (p->mask.data == NULL) return;
     const char *mask = fa_score_address(&p->mask, b->sequence.batch, row_head(p, b, r), row_query(p, b, r), key);
     for (int64_t j = 0; j < count; j++)
@@ -182,7 +183,7 @@ static void attend_tile(const fa_problem *p, const fa_cpu_kernels *kernels, cons
         float *row = w->s + r * FA_TILE_KEYS;
         if (p->softcap > 0) kernels->softcap(row, columns, p->softcap);
         if (offsets) add_offsets(p, kernels, b, r, key, count, row, w->row);
-        if (w->keys[r].begin > key || w->keys[r].end < key + columns || p->mask.data != NULL)
+        if (w->keys[r].begin > key || w->keys[r].end < key + columns || count < columns || p->mask.data != NULL)
             hide(p, b, r, &w->keys[r], key, count, columns, row);
     }
 

@@ -20,8 +20,8 @@
 int fa_cpus_of_quota(const char *text) {
     long long quota = 0, period = 0;
     if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) return 0;
-    long long cpus = (quota + period - 1) / period;
-    return cpus > 4096 ? 4096 : (int)cpus;
+    long long cpus = quota / period + (quota % period != 0);
+    return cpus > FA_MAX_THREADS ? FA_MAX_THREADS : (int)cpus;
 }
 
 #ifdef __linux__
@@ -106,7 +106,7 @@ int fa_default_num_threads(void) {
     if (text != NULL) {
         char *end;
         long threads = strtol(text, &end, 10);
-        if (end != text && *end == '\0' && threads > 0 && threads <= 4096) return (int)threads;
+        if (end != text && *end == '\0' && threads > 0 && threads <= FA_MAX_THREADS) return (int)threads;
     }
     /* The quota is read once: it takes several file reads, and it rarely changes while a process runs. -1:
      * not read yet. */

@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+/* A run-time library that cannot start as many threads as it was told to ends the process. */
+#define FA_MAX_THREADS 4096
+
 #ifdef _OPENMP
 #    include <omp.h>
 static inline int64_t fa_thread_number(void) { return omp_get_thread_num(); }

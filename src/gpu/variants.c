@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of kernels/variants.def. */
+#include "gpu/variants.h"
+
+#include <string.h>
+
+#define FA_KERNEL FA_VARIANT_DECLARE
+#include "kernels/variants.def"
+#undef FA_KERNEL
+
+static const fa_variant variants[] = {
+#define FA_KERNEL FA_VARIANT_ROW
+#include "kernels/variants.def"
+#undef FA_KERNEL
+};
+
+const fa_variant *fa_variant_find(const char *source, fa_element type, int64_t head_dim, bool general) {
+    const fa_variant *best = NULL;
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        const fa_variant *v = &variants[i];
+        if (v->head_dim < head_dim || v->type != type || v->general != general || strcmp(v->source, source) != 0)
+            continue;
+        if (best == NULL || v->head_dim < best->head_dim) best = v;
+    }
+    return best;
+}

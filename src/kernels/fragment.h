@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tiles of 16-bit elements in shared memory and the mma.sync fragments that come from them.
+ *
+ * A tile of `rows` rows and HEAD_DIM columns lies in pages of TILE_PAGE columns, [HEAD_DIM / TILE_PAGE][rows][TILE_PAGE], swizzled as
+ * TMA would: then the eight rows of an 8x8 matrix lie in eight different bank groups, for ldmatrix as for the 16-byte copies.
+ * 96 is no multiple of 64, so its pages are 32 columns wide and use the 64-byte swizzle.
+ */
+#ifndef FA_KERNELS_FRAGMENT_H
+#define FA_KERNELS_FRAGMENT_H
+
+#include "instructions/instructions.h"
+
+#ifndef TILE_PAGE
+#    define TILE_PAGE (HEAD_DIM % 64 == 0 ? 64 : 32)
+#endif
+#define TILE_PAGE_BYTES (TILE_PAGE * 2)
+
+/* Address of the 16-byte chunk (8 columns) of a row; rows is a constant. */
+DEVICE uint32_t tile_address(uint32_t tile, int rows, int row, int chunk) {
+    int page = chunk / (TILE_PAGE / 8), in_page = chunk % (TILE_PAGE / 8);
+    uint32_t address = tile + (uint32_t)((page * rows + row) * TILE_PAGE_BYTES + in_page * 16);
+    return TILE_PAGE == 64 ? swizzle_128b(address) : swizzle_64b(address);
+}
+
+/*
+ * ldmatrix addresses of a lane. A tile starts at a multiple of 1024 bytes, so the swizzle depends on row % 8 alone: rows further by a multiple of
+ * 8 are a constant further away, and a step of 16 columns is an XOR with a constant, which costs no register to keep.
+ */
+
+/* A operand (rows x depth): rows [row, row + 16), first step of depth. */
+DEVICE uint32_t a_fragment_address(uint32_t tile, int rows, int row) {
+    int lane = (int)lane_index();
+    return tile_address(tile, rows, row + lane % 16, lane / 16);
+}
+
+/* B operand from K (stored [key][depth]): keys [0, 16) as two n8 tiles (b[0..1], b[2..3]), first step of depth. */
+DEVICE uint32_t key_fragment_address(uint32_t tile, int rows) {
+    int lane = (int)lane_index();
+    return tile_address(tile, rows, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+/* B operand from V (stored [key][column], by ldmatrix.trans): depth = keys [0, 16), columns [0, 16) as two n8 tiles. */
+DEVICE uint32_t value_fragment_address(uint32_t tile, int rows) { return a_fragment_address(tile, rows, 0); }
+
+/* The same 16 `step` columns and `row` rows (a multiple of 8) further. */
+DEVICE uint32_t fragment_at(uint32_t address, int rows, int row, int step) {
+    const int steps = TILE_PAGE / 16;
+    return (address ^ (uint32_t)(step % steps * 32)) + (uint32_t)((step / steps * rows + row) * TILE_PAGE_BYTES);
+}
+
+/* The two 16-bit input types, by the macro BF16. */
+#if BF16
+#    define mma_16bit mma_m16n8k16_bf16
+#    define pack_16bit pack_bf16x2
+#    define unpack_16bit unpack_bf16x2
+#else
+#    define mma_16bit mma_m16n8k16_f16
+#    define pack_16bit pack_f16x2
+#    define unpack_16bit unpack_f16x2
+#endif
+
+/* 1 if one of the two is NaN or infinity. */
+DEVICE int not_finite_16bit(uint32_t pair) {
+    const uint32_t exponent = BF16 ? 0x7F80u : 0x7C00u;
+    return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
+}
+
+/* Eight bytes of zeros would do as well for one element, but lanes store pairs: the low half first. */
+DEVICE uint16_t low_half(uint32_t pair) { return (uint16_t)(pair & 0xFFFFu); }
+DEVICE uint16_t high_half(uint32_t pair) { return (uint16_t)(pair >> 16); }
+
+#endif

@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * FlashAttention-3 forward for Hopper (Shah et al., 2024). A block has a producer warpgroup, which only issues TMA loads into a ring of K and V
+ * tiles, and CONSUMERS consumer warpgroups of 64 query rows each. The consumers' two products run asynchronously on the tensor cores: while
+ * softmax works on the scores of tile j, the product P V of tile j + 1 is under way (overlap inside a warpgroup), and the warpgroups take turns
+ * in issuing products, so that one's softmax runs under the other's products (ping-pong). Blocks are persistent: the loads of the next query
+ * tile start while the current one is finished.
+ *
+ * Compiled once per row of variants.def, with
+ *   HEAD_DIM, HEAD_DIM_V  columns of Q, K and of V, O; smaller ones are padded with zeros by TMA
+ *   BF16         1: bfloat16, 0: float16
+ *   GENERAL      1: softcap, ALiBi, bias, boolean mask, scales <= 0; 0: none of these, and faster for it
+ *   CONSUMERS    2 or 3; a query tile has 64 CONSUMERS rows
+ *   BLOCK_N      keys of a K/V tile
+ *   STAGES       K/V tiles in flight, a power of two
+ *   Q_REGISTERS  1: Q fragments are kept in registers
+ *   OUT_IN_Q     1: the output tile takes the place of the Q tile (where shared memory is short)
+ *   PING_PONG    1: consumer warpgroups take turns
+ *   OVERLAP      1: Q K^T of the next tile is issued before P V of this one
+ */
+#define BLOCK_M (64 * CONSUMERS)
+#define STRIPS 1 /* of 16 rows per warp */
+#define OUT_COLUMNS HEAD_DIM_V
+#define TILE_PAGE 64 /* as TMA lays tiles out, for every HEAD_DIM */
+
+#include "output.h"
+#include "score.h"
+#include "v3_params.h"
+
+#define THREADS (128 * (CONSUMERS + 1))
+#define STEPS (HEAD_DIM / 16)
+#define PAGES V3_PAGES(HEAD_DIM)
+#define PAGES_V V3_PAGES(HEAD_DIM_V)
+#define BYTES_Q V3_TILE_BYTES(BLOCK_M, HEAD_DIM)
+#define BYTES_O V3_TILE_BYTES(BLOCK_M, HEAD_DIM_V)
+#define BYTES_K V3_TILE_BYTES(BLOCK_N, HEAD_DIM)
+#define BYTES_V V3_TILE_BYTES(BLOCK_N, HEAD_DIM_V)
+#define PAGE_BYTES(rows) ((rows)*V3_PAGE * 2)
+
+#if BF16
+#define MMA_TYPE bf16
+#else
+#define MMA_TYPE f16
+#endif
+
+/* 64 K registers: what the producer gives up the consumers take (HARDWARE limits: multiples of 8). */
+#if CONSUMERS == 3
+#define PRODUCER_REGISTERS 32
+#define CONSUMER_REGISTERS 160
+#else
+#ifndef PRODUCER_REGISTERS
+#define PRODUCER_REGISTERS 24
+#define CONSUMER_REGISTERS 240
+#endif
+#endif
+
+/* Named barriers: the turn of each consumer warpgroup, and its own 128 threads in the epilogue. */
+#define BARRIER_TURN 1
+#define BARRIER_EPILOGUE 4
+
+/* ---- Shared memory ------------------------------------------------------------------------------------------------------ */
+
+#define WORK_BYTES 32 /* of a work item */
+
+typedef struct shared_layout {
+    uint32_t q, out, k, v;                        /* tiles; k and v are rings */
+    uint32_t q_full, q_empty;                     /* mbarriers */
+    uint32_t k_full, k_empty, v_full, v_empty;    /* one per stage, 8 bytes apart */
+    uint32_t v_raw;                               /* a V tile that the producer still has to clean */
+    uint32_t work_full, work_empty, work;         /* two slots for the query tiles to come */
+} shared_layout;
+
+DEVICE shared_layout layout_shared(void) {
+    shared_layout s;
+    s.q = shared_base();
+    s.out = OUT_IN_Q ? s.q : s.q + BYTES_Q;
+    s.k = s.q + BYTES_Q + (OUT_IN_Q ? 0 : BYTES_O);
+    s.v = s.k + STAGES * BYTES_K;
+    s.q_full = s.v + STAGES * BYTES_V;
+    s.q_empty = s.q_full + 8;
+    s.k_full = s.q_empty + 8;
+    s.k_empty = s.k_full + 8 * STAGES;
+    s.v_full = s.k_empty + 8 * STAGES;
+    s.v_empty = s.v_full + 8 * STAGES;
+    s.work_full = s.v_empty + 8 * STAGES;
+    s.work_empty = s.work_full + 16;
+    s.work = s.work_empty + 16;
+    s.v_raw = s.work + 2 * WORK_BYTES;
+    return s;
+}
+
+DEVICE void init_barriers(const shared_layout *s) {
+    mbarrier_init(s->q_full, 1);
+    mbarrier_init(s->q_empty, CONSUMERS);
+    mbarrier_init(s->v_raw, 1);
+    for (uint32_t i = 0; i < STAGES; i++) {
+        mbarrier_init(s->k_full + 8 * i, 1);
+        mbarrier_init(s->k_empty + 8 * i, CONSUMERS);
+        mbarrier_init(s->v_full + 8 * i, 1);
+        mbarrier_init(s->v_empty + 8 * i, CONSUMERS);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        mbarrier_init(s->work_full + 8 * i, 1);
+        mbarrier_init(s->work_empty + 8 * i, CONSUMERS);
+    }
+    fence_mbarrier_init();
+}
+
+/* A place in a ring is the number of stages gone by; stage and parity of the lap follow. stages: a power of two. */
+DEVICE uint32_t ring_stage(uint32_t count, uint32_t stages) { return count & (stages - 1u); }
+DEVICE uint32_t ring_parity(uint32_t count, uint32_t stages) { return count / stages & 1u; }
+
+/* ---- Work: query tiles ------------------------------------------------------------------------------------------------- */
+
+/* A query tile, as the producer works it out for everybody. */
+typedef struct work_item {
+    int entry, head;
+    int row;                  /* first query; -1: there is no more work */
+    int tile_begin, tile_end; /* K/V tiles that some row sees; equal: none */
+    int everyone_begin, everyone_end; /* keys that every used row sees: tiles inside need no mask */
+} work_item;
+
+DEVICE void work_store(uint32_t address, const work_item *w) {
+    u32x4 a = {(uint32_t)w->entry, (uint32_t)w->head, (uint32_t)w->row, (uint32_t)w->tile_begin};
+    u32x4 b = {(uint32_t)w->tile_end, (uint32_t)w->everyone_begin, (uint32_t)w->everyone_end, 0};
+    shared_store_u32x4(address, a);
+    shared_store_u32x4(address + 16, b);
+}
+
+DEVICE work_item work_load(uint32_t address) {
+    u32x4 a = shared_load_u32x4(address), b = shared_load_u32x4(address + 16);
+    work_item w = {(int)a.x, (int)a.y, (int)a.z, (int)a.w, (int)b.x, (int)b.y, (int)b.z};
+    return w;
+}
+
+/* Tile `number` in the order of work. Returns 0 if the sequence has no such rows. */
+DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_params *params, uint32_t number) {
+    const fa_forward_params *p = &params->forward;
+    uint32_t row_blocks = (uint32_t)p->row_blocks, pair, row_tile;
+    if (params->longest_first) {
+        uint32_t group = (uint32_t)params->group_heads, pairs = (uint32_t)(p->entries * p->heads);
+        uint32_t first = number / (group * row_blocks) * group, rest = number - first * row_blocks;
+        if (pairs - first < group) group = pairs - first;
+        row_tile = row_blocks - 1 - rest / group;
+        pair = first + rest % group;
+    } else {
+        row_tile = number % row_blocks;
+        pair = number / row_blocks;
+    }
+    w->entry = (int)(pair / (uint32_t)p->heads);
+    w->head = (int)(pair % (uint32_t)p->heads);
+    w->row = (int)row_tile * BLOCK_M;
+    *sequence = sequence_load(p, w->entry);
+    if (w->row >= sequence->q_rows) return 0;
+
+    const fa_visibility *visibility = &sequence->visibility;
+    w->tile_begin = w->tile_end = w->everyone_begin = w->everyone_end = 0;
+    if (w->row >= visibility->seqlen_q) return 1;
+    int last_row = w->row + BLOCK_M < visibility->seqlen_q ? w->row + BLOCK_M - 1 : visibility->seqlen_q - 1;
+    fa_key_range first = fa_visible_keys(visibility, w->row), last = fa_visible_keys(visibility, last_row);
+    if (first.begin >= last.end) return 1;
+    w->tile_begin = first.begin / BLOCK_N;
+    w->tile_end = (last.end + BLOCK_N - 1) / BLOCK_N;
+    w->everyone_begin = last.begin;
+    w->everyone_end = first.end;
+    return 1;
+}
+
+/* ---- Producer ----------------------------------------------------------------------------------------------------------- */
+
+/* One lane asks for a tile of `rows` rows, page by page, and for its bytes to be counted on the barrier. */
+DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row, int head, int entry) {
+    if (lane_index() != 0) return;
+    mbarrier_arrive_expect_tx(barrier, (uint32_t)(rows * pages * V3_PAGE * 2));
+    UNROLL
+    for (int page = 0; page < pages; page++)
+        tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * V3_PAGE, row, head, entry);
+}
+
+DEVICE void publish(const shared_layout *s, uint32_t count, const work_item *w) {
+    uint32_t slot = ring_stage(count, 2);
+    mbarrier_wait(s->work_empty + 8 * slot, ring_parity(count, 2) ^ 1u);
+    if (lane_index() != 0) return;
+    work_store(s->work + WORK_BYTES * slot, w);
+    mbarrier_arrive(s->work_full + 8 * slot);
+}
+
+#if GENERAL
+/* Whether bias or mask hide a key from every row of the query tile. */
+DEVICE int key_unseen(const fa_forward_params *p, const device_sequence *sequence, const work_item *w, int key) {
+    for (int row = w->row; row < w->row + BLOCK_M && row < sequence->visibility.seqlen_q; row++) {
+        fa_key_range keys = fa_visible_keys(&sequence->visibility, row);
+        if (key < keys.begin || key >= keys.end) continue;
+        if (p->mask.data && global_load_u8(p->mask.data + sequence->entry * p->mask.batch_stride + w->head * p->mask.head_stride +
+                                           row * p->mask.row_stride + key * p->mask.key_stride) == 0)
+            continue;
+        if (p->bias.data && load_element(p->bias.data + sequence->entry * p->bias.batch_stride + w->head * p->bias.head_stride +
+                                             row * p->bias.row_stride + key * p->bias.key_stride,
+                                         p->bias_type) == -INFINITY)
+            continue;
+        return 0;
+    }
+    return 1;
+}
+
+/* Whether a row of a V tile holds NaN or infinity: then all bits of an exponent are set. */
+DEVICE int row_not_finite(uint32_t tile, int row) {
+    const uint32_t exponent = BF16 ? 0x7F80u : 0x7C00u;
+    int found = 0;
+    for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++) {
+        u32x4 x = shared_load_u32x4(tile_address(tile, BLOCK_N, row, chunk));
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+        UNROLL
+        for (int i = 0; i < 4; i++)
+            found |= (words[i] & exponent) == exponent || (words[i] >> 16 & exponent) == exponent;
+    }
+    return found;
+}
+#endif
+
+/* Whether a V tile may hold rows that no query may see: rows of another sequence, unused ones, left padding, or keys that bias or mask hide.
+ * Their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already. */
+DEVICE int values_need_cleaning(const fa_forward_params *p, const device_sequence *sequence, int key) {
+    if (GENERAL && (p->bias.data || p->mask.data)) return 1;
+    if (!p->cu_seqlens_k.data && !p->seqused_k.data && !p->leftpad_k.data) return 0;
+    return key < sequence->visibility.key_begin || key + BLOCK_N > sequence->visibility.key_end;
+}
+
+DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, const work_item *w, int key) {
+    const u32x4 zero = {0, 0, 0, 0};
+    for (int row = (int)lane_index(); row < BLOCK_N; row += 32) {
+        int unseen = key + row < sequence->visibility.key_begin || key + row >= sequence->visibility.key_end;
+#if GENERAL
+        if (!unseen && (p->bias.data || p->mask.data) && row_not_finite(tile, row)) unseen = key_unseen(p, sequence, w, key + row);
+#else
+        (void)p;
+        (void)w;
+#endif
+        if (!unseen) continue;
+        for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++) shared_store_u32x4(tile_address(tile, BLOCK_N, row, chunk), zero);
+    }
+}
+
+/* One warp feeds the whole block: K and V from the last tile to the first, as the consumers go through them. */
+DEVICE void produce(const shared_layout *s, const fa_v3_params *params) {
+    const fa_forward_params *p = &params->forward;
+    uint32_t kv = 0, published = 0, cleaned = 0, q_parity = 0, number = block_index_x(), blocks = grid_blocks_x();
+    work_item w;
+    while (number < (uint32_t)params->tiles) {
+        device_sequence sequence;
+        uint32_t next = number + blocks;
+        if (params->next_tile) { /* asked for early: the answer takes as long as a memory access */
+            if (lane_index() == 0) next = global_atomic_add_u32(params->next_tile, 1) + blocks;
+            next = shuffle_index_u32(next, 0);
+        }
+        int found = work_locate(&w, &sequence, params, number);
+        number = next;
+        if (!found) continue;
+        publish(s, published++, &w);
+        if (w.tile_begin == w.tile_end) continue;
+        const int head_kv = w.head / p->group;
+        const int entry_q = p->cu_seqlens_q.data ? 0 : w.entry, entry_k = p->cu_seqlens_k.data ? 0 : w.entry;
+        mbarrier_wait(s->q_empty, q_parity ^ 1u);
+        q_parity ^= 1u;
+        load_pages(s->q, s->q_full, &params->q, BLOCK_M, PAGES, (int)sequence.q_begin + w.row, w.head, entry_q);
+        NO_UNROLL
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--) {
+            const int row = (int)sequence.k_begin + tile * BLOCK_N;
+            const uint32_t stage = ring_stage(kv, STAGES), empty = ring_parity(kv, STAGES) ^ 1u;
+            const uint32_t k_tile = s->k + stage * BYTES_K, v_tile = s->v + stage * BYTES_V;
+            kv++;
+            mbarrier_wait(s->k_empty + 8 * stage, empty);
+            load_pages(k_tile, s->k_full + 8 * stage, &params->k, BLOCK_N, PAGES, row, head_kv, entry_k);
+            mbarrier_wait(s->v_empty + 8 * stage, empty);
+            if (!values_need_cleaning(p, &sequence, tile * BLOCK_N)) {
+                load_pages(v_tile, s->v_full + 8 * stage, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
+                continue;
+            }
+            load_pages(v_tile, s->v_raw, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
+            mbarrier_wait(s->v_raw, cleaned++ & 1u);
+            clean_values(v_tile, p, &sequence, &w, tile * BLOCK_N);
+            fence_proxy_async_shared();
+            warp_sync();
+            if (lane_index() == 0) mbarrier_arrive(s->v_full + 8 * stage);
+        }
+    }
+    w.row = -1;
+    publish(s, published, &w);
+}
+
+/* ---- Consumer: products --------------------------------------------------------------------------------------------------- */
+
+/* S = Q K^T, issued and committed. */
+DEVICE void issue_scores(float *s, uint32_t q_tile, const uint32_t *q, uint32_t k_tile) {
+    const uint64_t k = wgmma_descriptor(k_tile, 16, 1024, SWIZZLE_128B);
+#if Q_REGISTERS
+    (void)q_tile;
+#else
+    (void)q;
+    const uint64_t q_rows = wgmma_descriptor(q_tile, 16, 1024, SWIZZLE_128B);
+#endif
+    register_fence_f32(s, BLOCK_N / 2);
+    wgmma_fence();
+    UNROLL
+    for (int step = 0; step < STEPS; step++) {
+        const uint32_t offset_k = (uint32_t)(step / 4 * PAGE_BYTES(BLOCK_N) + step % 4 * 32);
+#if Q_REGISTERS
+        wgmma_m64k16_rs(BLOCK_N, MMA_TYPE, s, &q[4 * step], wgmma_descriptor_advance(k, offset_k), step > 0, K_MAJOR);
+#else
+        const uint32_t offset_q = (uint32_t)(step / 4 * PAGE_BYTES(BLOCK_M) + step % 4 * 32);
+        wgmma_m64k16_ss(BLOCK_N, MMA_TYPE, s, wgmma_descriptor_advance(q_rows, offset_q), wgmma_descriptor_advance(k, offset_k), step > 0,
+                        K_MAJOR, K_MAJOR);
+#endif
+    }
+    wgmma_commit_group();
+}
+
+/* O += P V, or O = P V, issued and committed. */
+DEVICE void issue_values(float *o, const uint32_t *p, uint32_t v_tile, int accumulate) {
+    const uint64_t v = wgmma_descriptor(v_tile, PAGE_BYTES(BLOCK_N), 1024, SWIZZLE_128B);
+    register_fence_f32(o, HEAD_DIM_V / 2);
+    wgmma_fence();
+    UNROLL
+    for (int step = 0; step < BLOCK_N / 16; step++)
+        wgmma_m64k16_rs(HEAD_DIM_V, MMA_TYPE, o, &p[4 * step], wgmma_descriptor_advance(v, (uint32_t)step * 2048), accumulate || step > 0,
+                        MN_MAJOR);
+    wgmma_commit_group();
+}
+
+/* The weights as A operand: accumulators of 16 keys, packed, are the fragment over these keys. */
+DEVICE void pack_weights(uint32_t *p, const float *s) {
+    UNROLL
+    for (int i = 0; i < BLOCK_N / 4; i++) p[i] = pack_16bit(s[2 * i], s[2 * i + 1]);
+}
+
+/* ---- Consumer: turns ------------------------------------------------------------------------------------------------------- */
+
+DEVICE void turn_wait(int consumer) {
+#if PING_PONG
+    named_barrier_sync((uint32_t)(BARRIER_TURN + consumer), 256);
+#else
+    (void)consumer;
+#endif
+}
+
+DEVICE void turn_pass(int consumer) {
+#if PING_PONG
+    named_barrier_arrive((uint32_t)(BARRIER_TURN + (consumer + 1 == CONSUMERS ? 0 : consumer + 1)), 256);
+#else
+    (void)consumer;
+#endif
+}
+
+/* ---- Consumer: one query tile ------------------------------------------------------------------------------------------------ */
+
+/* One arrival per warpgroup; its threads have come together in the wgmma wait before. */
+DEVICE void release(uint32_t barrier, int thread) {
+    if (thread == 0) mbarrier_arrive(barrier);
+}
+
+/* Raw scores of a tile become what softmax takes. */
+DEVICE void prepare_scores(float *s, const fa_v3_params *params, const work_item *w, int consumer, int tile) {
+    const int key = tile * BLOCK_N;
+    if (!GENERAL && key >= w->everyone_begin && key + BLOCK_N <= w->everyone_end) return;
+    /* Loaded where it is needed: the main loop has no registers to spare for it. */
+    const device_sequence sequence = sequence_load(&params->forward, w->entry);
+    const int thread = (int)thread_index() & 127, row = w->row + 64 * consumer + thread / 32 * 16 + thread % 32 / 4;
+#if GENERAL
+    modify_scores(s, BLOCK_N / 2, &params->forward, &sequence, w->head, row, key);
+#else
+    mask_positions(s, BLOCK_N / 2, &sequence.visibility, row, key);
+#endif
+}
+
+DEVICE void rescale_output(float *o, const float *rescale) {
+    /* Maxima settle after a few tiles; then the product with 1 is left out. */
+    if (!vote_any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+    UNROLL
+    for (int i = 0; i < HEAD_DIM_V / 2; i++) o[i] *= rescale[i / 2 % 2];
+}
+
+/* O = softmax(Q K^T) V, not normalised, for the 64 rows of this warpgroup; takes part in the rings of K and V. */
+DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params, const work_item *w, int consumer,
+                   uint32_t kv, uint32_t q_parity, float scale_log2) {
+    const int thread = (int)thread_index() & 127;
+    const uint32_t q_tile = shared->q + (uint32_t)consumer * 64 * 128;
+    float s[BLOCK_N / 2], rescale[2];
+    uint32_t p[BLOCK_N / 4];
+    mbarrier_wait(shared->q_full, q_parity);
+#if Q_REGISTERS
+    uint32_t q[4 * STEPS];
+    const uint32_t q_address = a_fragment_address(q_tile, BLOCK_M, thread / 32 * 16);
+    UNROLL
+    for (int step = 0; step < STEPS; step++) ldmatrix_x4(&q[4 * step], fragment_at(q_address, BLOCK_M, 0, step));
+    named_barrier_sync((uint32_t)(BARRIER_EPILOGUE + consumer), 128);
+    release(shared->q_empty, thread);
+#else
+    const uint32_t *q = 0;
+#endif
+
+    uint32_t stage = ring_stage(kv, STAGES);
+    mbarrier_wait(shared->k_full + 8 * stage, ring_parity(kv, STAGES));
+    turn_wait(consumer);
+    issue_scores(s, q_tile, q, shared->k + stage * BYTES_K);
+    turn_pass(consumer);
+    wgmma_wait_group(0);
+    register_fence_f32(s, BLOCK_N / 2);
+    release(shared->k_empty + 8 * stage, thread);
+    prepare_scores(s, params, w, consumer, w->tile_end - 1);
+    softmax_step(s, BLOCK_N / 2, rows, scale_log2, rescale);
+    pack_weights(p, s);
+
+    NO_UNROLL
+    for (int tile = w->tile_end - 2; tile >= w->tile_begin; tile--) {
+        const uint32_t v_stage = stage, v_parity = ring_parity(kv, STAGES); /* V lags behind K by one tile */
+        kv++;
+        stage = ring_stage(kv, STAGES);
+        mbarrier_wait(shared->k_full + 8 * stage, ring_parity(kv, STAGES));
+        turn_wait(consumer);
+        issue_scores(s, q_tile, q, shared->k + stage * BYTES_K);
+        mbarrier_wait(shared->v_full + 8 * v_stage, v_parity);
+        issue_values(o, p, shared->v + v_stage * BYTES_V, tile < w->tile_end - 2);
+        turn_pass(consumer);
+        wgmma_wait_group(1); /* the scores; the values go on */
+        register_fence_f32(s, BLOCK_N / 2);
+        release(shared->k_empty + 8 * stage, thread);
+        prepare_scores(s, params, w, consumer, tile);
+        softmax_step(s, BLOCK_N / 2, rows, scale_log2, rescale);
+        wgmma_wait_group(0);
+        register_fence_f32(o, HEAD_DIM_V / 2);
+        release(shared->v_empty + 8 * v_stage, thread);
+        pack_weights(p, s);
+        rescale_output(o, rescale);
+    }
+
+#if !Q_REGISTERS && !OUT_IN_Q
+    release(shared->q_empty, thread);
+#endif
+    mbarrier_wait(shared->v_full + 8 * stage, ring_parity(kv, STAGES));
+    issue_values(o, p, shared->v + stage * BYTES_V, w->tile_end - w->tile_begin > 1);
+    wgmma_wait_group(0);
+    register_fence_f32(o, HEAD_DIM_V / 2);
+    release(shared->v_empty + 8 * stage, thread);
+}
+
+/* ---- Consumer: epilogue ------------------------------------------------------------------------------------------------------ */
+
+DEVICE void store_lse(const fa_forward_params *p, const device_sequence *s, int head, int row, float lse) {
+    if (!p->lse || row >= s->q_rows) return;
+    global_store_f32(p->lse + s->entry * p->lse_batch_stride + head * p->lse_head_stride + (s->q_begin + row) * p->lse_row_stride, lse);
+}
+
+/* Normalises the warpgroup's rows, writes them and their lse. */
+DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params, const work_item *w,
+                   int consumer, float scale_log2) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence sequence = sequence_load(p, w->entry);
+    const int thread = (int)thread_index() & 127, lane = thread % 32, warp_row = thread / 32 * 16;
+    const int first_row = w->row + 64 * consumer;
+    const uint32_t barrier = (uint32_t)(BARRIER_EPILOGUE + consumer), tile = shared->out + (uint32_t)consumer * 64 * 128;
+    float sink = p->sink.data ? device_table_float(&p->sink, w->head, 0) : -INFINITY;
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+        int row = first_row + warp_row + lane / 4 + 8 * r;
+        softmax_result result = softmax_finish(rows, r, scale_log2, sink);
+        if (row >= sequence.visibility.seqlen_q) { /* an unused query: whatever was computed for it is not a result */
+            result.factor = 0.0f;
+            result.lse = sink;
+        }
+        UNROLL
+        for (int i = 0; i < HEAD_DIM_V / 2; i++)
+            if (i / 2 % 2 == r) o[i] *= result.factor;
+        if (lane % 4 == 0) store_lse(p, &sequence, w->head, row, result.lse);
+    }
+
+    if (p->out_float32) {
+        store_rows_elements((float(*)[HEAD_DIM_V / 2])o, warp_row, &sequence, first_row, w->head, p);
+        return;
+    }
+
+    if (thread == 0) bulk_wait_group_read(0); /* the last store has left the tile */
+    named_barrier_sync(barrier, 128);
+    const uint32_t address = a_fragment_address(tile, BLOCK_M, warp_row);
+    UNROLL
+    for (int n = 0; n < HEAD_DIM_V / 16; n++) {
+        uint32_t pairs[4];
+        UNROLL
+        for (int i = 0; i < 4; i++) pairs[i] = pack_16bit(o[8 * n + 2 * i], o[8 * n + 2 * i + 1]);
+        stmatrix_x4(fragment_at(address, BLOCK_M, 0, n), pairs);
+    }
+    if (params->store_by_tma) {
+        fence_proxy_async_shared();
+        named_barrier_sync(barrier, 128);
+        if (thread == 0) {
+            UNROLL
+            for (int page = 0; page < PAGES_V; page++)
+                tma_store_4d(&params->out, tile + (uint32_t)(page * PAGE_BYTES(BLOCK_M)), page * V3_PAGE, first_row, w->head,
+                             sequence.entry);
+            bulk_commit_group();
+        }
+        return;
+    }
+    warp_sync(); /* a warp stores the rows it wrote */
+    UNROLL
+    for (int i = 0; i < 16 * HEAD_DIM_V / 8 / 32; i++) {
+        int index = i * 32 + lane, r = index / (HEAD_DIM_V / 8), chunk = index % (HEAD_DIM_V / 8), row = first_row + warp_row + r;
+        if (row < sequence.q_rows && chunk * 8 < p->head_dim_v)
+            global_store_u32x4(row_address(&p->out, &sequence, sequence.q_begin + row, w->head) + chunk * 16,
+                               shared_load_u32x4(tile_address(tile, BLOCK_M, warp_row + r, chunk)));
+    }
+}
+
+/* Rows that see no key: O = 0, lse = -inf or the sink. Nothing of it is in a hurry. */
+DEVICE void store_empty(const fa_v3_params *params, const work_item *w, int consumer) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence sequence = sequence_load(p, w->entry);
+    const int thread = (int)thread_index() & 127;
+    const float sink = p->sink.data ? device_table_float(&p->sink, w->head, 0) : -INFINITY;
+    NO_UNROLL
+    for (int row = w->row + 64 * consumer; row < w->row + 64 * (consumer + 1) && row < sequence.q_rows; row++) {
+        char *out = row_address(&p->out, &sequence, sequence.q_begin + row, w->head);
+        for (int i = thread; i < p->head_dim_v; i += 128) store_element(out, i, 0.0f, p);
+        if (thread == 0) store_lse(p, &sequence, w->head, row, sink);
+    }
+}
+
+DEVICE void consume(const shared_layout *shared, const fa_v3_params *params, int consumer) {
+    const int thread = (int)thread_index() & 127;
+#if GENERAL
+    const float scale_log2 = LOG2_E; /* modify_scores leaves natural units */
+#else
+    const float scale_log2 = params->forward.softmax_scale * LOG2_E;
+#endif
+    uint32_t kv = 0, taken = 0, q_parity = 0;
+#if PING_PONG
+    if (consumer == CONSUMERS - 1) turn_pass(consumer); /* the first turn is warpgroup 0's */
+#endif
+    for (;;) {
+        const uint32_t slot = ring_stage(taken, 2);
+        mbarrier_wait(shared->work_full + 8 * slot, ring_parity(taken, 2));
+        taken++;
+        const work_item w = work_load(shared->work + WORK_BYTES * slot);
+        named_barrier_sync((uint32_t)(BARRIER_EPILOGUE + consumer), 128);
+        release(shared->work_empty + 8 * slot, thread);
+        if (w.row < 0) break;
+        if (w.tile_begin == w.tile_end) {
+            store_empty(params, &w, consumer);
+            continue;
+        }
+        float o[HEAD_DIM_V / 2];
+        softmax_rows rows;
+        softmax_begin(&rows);
+        attend(o, &rows, shared, params, &w, consumer, kv, q_parity, scale_log2);
+        q_parity ^= 1u;
+        kv += (uint32_t)(w.tile_end - w.tile_begin);
+        finish(o, &rows, shared, params, &w, consumer, scale_log2);
+#if OUT_IN_Q
+        fence_proxy_async_shared(); /* the output tile was read or written by this thread, and TMA fills it next */
+        if (thread == 0) bulk_wait_group_read(0);
+        named_barrier_sync((uint32_t)(BARRIER_EPILOGUE + consumer), 128);
+        release(shared->q_empty, thread);
+#endif
+    }
+    if (thread == 0) bulk_wait_group(0);
+}
+
+KERNEL(KERNEL_NAME, THREADS, 1, fa_v3_params, params) {
+    shared_layout shared = layout_shared();
+    uint32_t warpgroup = warpgroup_index();
+    if (thread_index() == 0) init_barriers(&shared);
+    block_sync();
+    if (warpgroup == 0) {
+        set_max_registers_decrease(PRODUCER_REGISTERS);
+        if (thread_index() < 32) produce(&shared, params);
+    } else {
+        set_max_registers_increase(CONSUMER_REGISTERS);
+        consume(&shared, params, (int)warpgroup - 1);
+    }
+}

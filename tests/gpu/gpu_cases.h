@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cases for GPU kernels, and judging them: the same on the emulator and on a GPU, which only gets larger ones as
+ * well.
+ */
+#ifndef FLASHATTN_TEST_GPU_CASES_H
+#define FLASHATTN_TEST_GPU_CASES_H
+
+#include "support/attention_case.h"
+
+/* Case number `index` of this run's seed, of what GPU kernels take: over all features and layouts at once. */
+attention_case gpu_random_case(const char *name, uint64_t index);
+
+/* float16 or bfloat16, one sequence, two heads on one, more than one tile of queries and keys. */
+attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_dim);
+
+/* GPU kernels of this build; the standard kernel stands for its GPU version. */
+extern const fa_kernel gpu_kernels[3];
+enum { GPU_KERNELS = 3 };
+
+/*
+ * Where the functions below run GPU kernels from now on: an emulated machine as FLASHATTN_MACHINE names it, or with
+ * NULL, as at first, GPU 0 by way of cuda_forward.c. Reference and yardstick stay on the CPU.
+ */
+void gpu_use_machine(const char *specification);
+/* In this thread, fa_forward is being called for GPU 0. */
+extern _Thread_local bool gpu_forward_on_cuda;
+
+/*
+ * Runs the case and fails the test unless it keeps the rule of judge.h, measured by the standard kernel in the
+ * inputs' dtype: a GPU kernel rounds the weights to it before it multiplies them with V.
+ */
+void gpu_judge_case(const attention_case *c, fa_kernel kernel);
+
+/* Runs the case twice and fails the test unless both answers are the same bits. */
+void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel);
+
+#endif

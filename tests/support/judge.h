@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether an answer is right. The rule, for out and lse alike, against the float64 reference:
+ *
+ *     |error| of each element     <= 2 * the largest of the standard kernel + 4 * the rounding unit there
+ *     |error| (Frobenius norms)   <= 2 * that of the standard kernel + 4 * that of the rounding units
+ *
+ * The standard kernel (FA_KERNEL_STANDARD) is attention as written before FlashAttention, in the inputs'
+ * dtype. On a handful of elements its error is a matter of luck and may be 0. The rounding unit (oracle.h), a
+ * few 1e-7 for unit normal inputs, stands for what float32 is entitled to even then: each rounding is at most
+ * its unit and spread evenly below, so that 4 are some 7 standard deviations.
+ *
+ * Besides: NaN exactly where the reference has it, never where it is finite; O = 0 and lse = -inf exactly
+ * where no key is seen; every element written, no other byte; inputs untouched.
+ *
+ * The reference itself is held against the oracle each time.
+ */
+#ifndef FLASHATTN_TEST_JUDGE_H
+#define FLASHATTN_TEST_JUDGE_H
+
+#include "attention_case.h"
+
+/* A way to compute that is to be judged. */
+typedef struct contender {
+    fa_kernel kernel;
+    fa_isa isa;
+} contender;
+
+enum { CONTENDERS = 4 }; /* at most */
+
+/* The CPU kernel on every instruction set of this machine. */
+const contender *contenders(int *count);
+
+typedef struct yardstick yardstick;
+
+/* Runs the reference and, in the inputs' dtype, the standard kernel. */
+yardstick *yardstick_new(attention_call *a);
+/* From here on the standard kernel's error is that for the same values in float32, and half an ulp is granted
+ * for the last rounding to a 16-bit out. That is what the promise of float32 accumulation means, and some 100
+ * times as strict. */
+void yardstick_to_float32(attention_call *a, yardstick *y);
+void yardstick_free(yardstick *y);
+
+/* Outputs of one run. */
+typedef struct outputs {
+    tensor *out, *lse;
+} outputs;
+
+/* Runs the call and fails the test unless it returns FA_OK, wrote every element and no other byte, and left
+ * the inputs as they were. */
+outputs run_call(attention_call *a, contender who);
+void outputs_free(outputs *o);
+
+/* What is wrong with the outputs by the rule, good until the next call; NULL: nothing. */
+const char *fault_in_outputs(const yardstick *y, const outputs *o);
+/* Fails the test with it. */
+void judge_outputs(const attention_call *a, const yardstick *y, contender who, const outputs *o);
+
+/* All of it, for every contender and by both standards. Poisons what must not be read first. */
+void judge_call(attention_call *a);
+void judge_case(const attention_case *c);
+/* In all three dtypes. */
+void judge_case_all_types(attention_case c);
+
+/* Fails the test unless out and lse are the same bits. */
+void assert_same_bits(const attention_call *a, const outputs *x, const outputs *y, const char *what);
+
+/* Fails the test unless the results of sequence n of a are, bit for bit, those of sequence m of b from row
+ * first_row on. */
+void assert_same_sequence(const attention_call *a, const outputs *x, int64_t n, const attention_call *b,
+                          const outputs *y, int64_t m, int64_t first_row, const char *what);
+
+/* The reference's float64 answer, elements numbered as in out and lse. */
+double yardstick_out(const yardstick *y, int64_t number);
+double yardstick_lse(const yardstick *y, int64_t number);
+
+/* The largest error so far, as a share of what was allowed; 16-bit outputs in the strict comparison apart. */
+double judge_worst_share(void);
+
+#endif

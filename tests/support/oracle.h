@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention once more, in float64 with whole matrices, and what float32 arithmetic can be expected to lose on
+ * the way. It shares no code with the library but the conversion of single elements.
+ */
+#ifndef FLASHATTN_TEST_ORACLE_H
+#define FLASHATTN_TEST_ORACLE_H
+
+#include "attention_case.h"
+
+typedef struct oracle {
+    int64_t rows, out_count, lse_count; /* of all sequences; as out and lse number their elements */
+    double *out, *lse;
+    /*
+     * The rounding unit of each lse and of each row of out: the first-order error if each operation of the
+     * formula, done in float32, is off by 2^-24 of its result where that is inexact. Independent roundings add
+     * up in the square. In lse those of different keys are taken at their worst, since what they have in
+     * common (a rounded query) adds up there; in out it cancels.
+     */
+    double *out_unit, *lse_unit;
+    bool *sees_key; /* for each row of out */
+} oracle;
+
+oracle *oracle_new(const attention_call *a);
+void oracle_free(oracle *o);
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cases drawn at random, over everything that can be combined. */
+#ifndef FLASHATTN_TEST_SWEEP_H
+#define FLASHATTN_TEST_SWEEP_H
+
+#include "attention_case.h"
+
+/* Case number `index` of this run's seed: a few thousand to a few hundred thousand pairs of query and key. */
+attention_case random_case(const char *name, uint64_t index);
+
+#endif
