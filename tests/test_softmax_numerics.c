@@ -317,9 +317,10 @@ static void B_every_kind_of_input_and_value(void **state) {
             c.batch = 1;
             c.heads = 2;
             c.heads_kv = 1;
-            c.seqlen_k = 200;
-            c.head_dim = 64;
-            c.head_dim_v = 56;
+            c.seqlen_q = 17;
+            c.seqlen_k = 150;
+            c.head_dim = 48;
+            c.head_dim_v = 36;
             c.causal = values % 2 == 0 ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
             c.inputs = (input_kind)inputs;
             c.values = (value_kind)values;

@@ -348,6 +348,7 @@ static void I5_environment_variable_for_threads(void **state) {
     } settings[] = {{"1", 1},  {"3", 3},   {"4096", 4096}, {"4097", 0}, {"0", 0},
                     {"-2", 0}, {"two", 0}, {"3x", 0},      {"", 0},     {"99999999999999999999", 0}};
     attention_case c = shape(1);
+    c.num_threads = 0;
     attention_call *a = call_new(&c);
     outputs o = {call_new_out(a, c.type), call_new_lse(a, c.type)};
     fa_plan_info info = {.size = sizeof info};

@@ -29,10 +29,10 @@
 typedef struct query_tile {
     device_sequence sequence;
     int head;
-    int row;                /* first query */
+    int row;                  /* first query */
     int tile_begin, tile_end; /* K/V tiles that some row sees */
-    fa_key_range keys;      /* keys that some row sees */
-    fa_key_range everyone;  /* keys that every used row sees */
+    fa_key_range keys;        /* keys that some row sees */
+    fa_key_range everyone;    /* keys that every used row sees */
     const char *q, *k, *v;
 } query_tile;
 
@@ -166,7 +166,8 @@ KERNEL(KERNEL_NAME, THREADS, V2_BLOCKS_PER_SM, fa_forward_params, p) {
 #if GENERAL
         const int first_row = t.row + warp_row + (int)lane_index() / 4; /* of strip 0 */
         UNROLL
-        for (int i = 0; i < STRIPS; i++) modify_scores(s[i], BLOCK_N / 2, p, &t.sequence, t.head, first_row + 16 * i, key);
+        for (int i = 0; i < STRIPS; i++)
+            modify_scores(s[i], BLOCK_N / 2, p, &t.sequence, t.head, first_row + 16 * i, key);
         if (p->bias.data || p->mask.data) clear_unseen_values(v_tile, seen, s);
 #else
         if (key < t.everyone.begin || key + BLOCK_N > t.everyone.end) {
@@ -174,7 +175,8 @@ KERNEL(KERNEL_NAME, THREADS, V2_BLOCKS_PER_SM, fa_forward_params, p) {
             (void)tile_locate(&here, p);
             const int first_row = here.row + (int)warp_index() * 16 * STRIPS + (int)lane_index() / 4;
             UNROLL
-            for (int i = 0; i < STRIPS; i++) mask_positions(s[i], BLOCK_N / 2, &here.sequence.visibility, first_row + 16 * i, key);
+            for (int i = 0; i < STRIPS; i++)
+                mask_positions(s[i], BLOCK_N / 2, &here.sequence.visibility, first_row + 16 * i, key);
         }
 #endif
         UNROLL
@@ -199,7 +201,8 @@ KERNEL(KERNEL_NAME, THREADS, V2_BLOCKS_PER_SM, fa_forward_params, p) {
         for (int r = 0; r < 2; r++) {
             int row = t.row + warp_row + (int)lane_index() / 4 + 16 * i + 8 * r;
             softmax_result result = softmax_finish(&rows[i], r, scale_log2, sink);
-            if (row >= t.sequence.visibility.seqlen_q) { /* an unused query: whatever was computed for it is not a result */
+            if (row >=
+                t.sequence.visibility.seqlen_q) { /* an unused query: whatever was computed for it is not a result */
                 result.factor = 0.0f;
                 result.lse = sink;
             }
@@ -217,6 +220,8 @@ KERNEL(KERNEL_NAME, THREADS, V2_BLOCKS_PER_SM, fa_forward_params, p) {
                                  result.lse);
         }
     }
-    if (p->rows_aligned && !p->out_float32) store_rows_aligned(o, q_tile, warp_row, &t.sequence, t.row, t.head, p);
-    else store_rows_elements(o, warp_row, &t.sequence, t.row, t.head, p);
+    if (p->rows_aligned && !p->out_float32)
+        store_rows_aligned(o, q_tile, warp_row, &t.sequence, t.row, t.head, p);
+    else
+        store_rows_elements(o, warp_row, &t.sequence, t.row, t.head, p);
 }

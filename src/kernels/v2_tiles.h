@@ -5,7 +5,7 @@
 
 /* Q tile, a ring of K and V tiles, and for the general variants a counter per key. */
 #define V2_SHARED_BYTES(head_dim, block_m, block_n, stages) \
-    (((block_m) + 2 * (stages) * (block_n)) * (head_dim) * 2 + (block_n) * 4)
+    (((block_m) + 2 * (stages) * (block_n)) * (head_dim)*2 + (block_n)*4)
 
 #define V2_BLOCKS_PER_SM (WARPS == 4 ? 2 : 1)
 

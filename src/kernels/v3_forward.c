@@ -38,20 +38,20 @@
 #define PAGE_BYTES(rows) ((rows)*V3_PAGE * 2)
 
 #if BF16
-#define MMA_TYPE bf16
+#    define MMA_TYPE bf16
 #else
-#define MMA_TYPE f16
+#    define MMA_TYPE f16
 #endif
 
 /* 64 K registers: what the producer gives up the consumers take (HARDWARE limits: multiples of 8). */
 #if CONSUMERS == 3
-#define PRODUCER_REGISTERS 32
-#define CONSUMER_REGISTERS 160
+#    define PRODUCER_REGISTERS 32
+#    define CONSUMER_REGISTERS 160
 #else
-#ifndef PRODUCER_REGISTERS
-#define PRODUCER_REGISTERS 24
-#define CONSUMER_REGISTERS 240
-#endif
+#    ifndef PRODUCER_REGISTERS
+#        define PRODUCER_REGISTERS 24
+#        define CONSUMER_REGISTERS 240
+#    endif
 #endif
 
 /* Named barriers: the turn of each consumer warpgroup, and its own 128 threads in the epilogue. */
@@ -63,11 +63,11 @@
 #define WORK_BYTES 32 /* of a work item */
 
 typedef struct shared_layout {
-    uint32_t q, out, k, v;                        /* tiles; k and v are rings */
-    uint32_t q_full, q_empty;                     /* mbarriers */
-    uint32_t k_full, k_empty, v_full, v_empty;    /* one per stage, 8 bytes apart */
-    uint32_t v_raw;                               /* a V tile that the producer still has to clean */
-    uint32_t work_full, work_empty, work;         /* two slots for the query tiles to come */
+    uint32_t q, out, k, v;                     /* tiles; k and v are rings */
+    uint32_t q_full, q_empty;                  /* mbarriers */
+    uint32_t k_full, k_empty, v_full, v_empty; /* one per stage, 8 bytes apart */
+    uint32_t v_raw;                            /* a V tile that the producer still has to clean */
+    uint32_t work_full, work_empty, work;      /* two slots for the query tiles to come */
 } shared_layout;
 
 DEVICE shared_layout layout_shared(void) {
@@ -115,8 +115,8 @@ DEVICE uint32_t ring_parity(uint32_t count, uint32_t stages) { return count / st
 /* A query tile, as the producer works it out for everybody. */
 typedef struct work_item {
     int entry, head;
-    int row;                  /* first query; -1: there is no more work */
-    int tile_begin, tile_end; /* K/V tiles that some row sees; equal: none */
+    int row;                          /* first query; -1: there is no more work */
+    int tile_begin, tile_end;         /* K/V tiles that some row sees; equal: none */
     int everyone_begin, everyone_end; /* keys that every used row sees: tiles inside need no mask */
 } work_item;
 
@@ -169,7 +169,8 @@ DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_para
 /* ---- Producer ----------------------------------------------------------------------------------------------------------- */
 
 /* One lane asks for a tile of `rows` rows, page by page, and for its bytes to be counted on the barrier. */
-DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row, int head, int entry) {
+DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row,
+                       int head, int entry) {
     if (lane_index() != 0) return;
     mbarrier_arrive_expect_tx(barrier, (uint32_t)(rows * pages * V3_PAGE * 2));
     UNROLL
@@ -191,12 +192,14 @@ DEVICE int key_unseen(const fa_forward_params *p, const device_sequence *sequenc
     for (int row = w->row; row < w->row + BLOCK_M && row < sequence->visibility.seqlen_q; row++) {
         fa_key_range keys = fa_visible_keys(&sequence->visibility, row);
         if (key < keys.begin || key >= keys.end) continue;
-        if (p->mask.data && global_load_u8(p->mask.data + sequence->entry * p->mask.batch_stride + w->head * p->mask.head_stride +
-                                           row * p->mask.row_stride + key * p->mask.key_stride) == 0)
+        if (p->mask.data &&
+            global_load_u8(p->mask.data + sequence->entry * p->mask.batch_stride + w->head * p->mask.head_stride +
+                           row * p->mask.row_stride + key * p->mask.key_stride) == 0)
             continue;
-        if (p->bias.data && load_element(p->bias.data + sequence->entry * p->bias.batch_stride + w->head * p->bias.head_stride +
-                                             row * p->bias.row_stride + key * p->bias.key_stride,
-                                         p->bias_type) == -INFINITY)
+        if (p->bias.data &&
+            load_element(p->bias.data + sequence->entry * p->bias.batch_stride + w->head * p->bias.head_stride +
+                             row * p->bias.row_stride + key * p->bias.key_stride,
+                         p->bias_type) == -INFINITY)
             continue;
         return 0;
     }
@@ -226,18 +229,21 @@ DEVICE int values_need_cleaning(const fa_forward_params *p, const device_sequenc
     return key < sequence->visibility.key_begin || key + BLOCK_N > sequence->visibility.key_end;
 }
 
-DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, const work_item *w, int key) {
+DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, const work_item *w,
+                         int key) {
     const u32x4 zero = {0, 0, 0, 0};
     for (int row = (int)lane_index(); row < BLOCK_N; row += 32) {
         int unseen = key + row < sequence->visibility.key_begin || key + row >= sequence->visibility.key_end;
 #if GENERAL
-        if (!unseen && (p->bias.data || p->mask.data) && row_not_finite(tile, row)) unseen = key_unseen(p, sequence, w, key + row);
+        if (!unseen && (p->bias.data || p->mask.data) && row_not_finite(tile, row))
+            unseen = key_unseen(p, sequence, w, key + row);
 #else
         (void)p;
         (void)w;
 #endif
         if (!unseen) continue;
-        for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++) shared_store_u32x4(tile_address(tile, BLOCK_N, row, chunk), zero);
+        for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++)
+            shared_store_u32x4(tile_address(tile, BLOCK_N, row, chunk), zero);
     }
 }
 
@@ -308,8 +314,8 @@ DEVICE void issue_scores(float *s, uint32_t q_tile, const uint32_t *q, uint32_t 
         wgmma_m64k16_rs(BLOCK_N, MMA_TYPE, s, &q[4 * step], wgmma_descriptor_advance(k, offset_k), step > 0, K_MAJOR);
 #else
         const uint32_t offset_q = (uint32_t)(step / 4 * PAGE_BYTES(BLOCK_M) + step % 4 * 32);
-        wgmma_m64k16_ss(BLOCK_N, MMA_TYPE, s, wgmma_descriptor_advance(q_rows, offset_q), wgmma_descriptor_advance(k, offset_k), step > 0,
-                        K_MAJOR, K_MAJOR);
+        wgmma_m64k16_ss(BLOCK_N, MMA_TYPE, s, wgmma_descriptor_advance(q_rows, offset_q),
+                        wgmma_descriptor_advance(k, offset_k), step > 0, K_MAJOR, K_MAJOR);
 #endif
     }
     wgmma_commit_group();
@@ -322,8 +328,8 @@ DEVICE void issue_values(float *o, const uint32_t *p, uint32_t v_tile, int accum
     wgmma_fence();
     UNROLL
     for (int step = 0; step < BLOCK_N / 16; step++)
-        wgmma_m64k16_rs(HEAD_DIM_V, MMA_TYPE, o, &p[4 * step], wgmma_descriptor_advance(v, (uint32_t)step * 2048), accumulate || step > 0,
-                        MN_MAJOR);
+        wgmma_m64k16_rs(HEAD_DIM_V, MMA_TYPE, o, &p[4 * step], wgmma_descriptor_advance(v, (uint32_t)step * 2048),
+                        accumulate || step > 0, MN_MAJOR);
     wgmma_commit_group();
 }
 
@@ -380,8 +386,8 @@ DEVICE void rescale_output(float *o, const float *rescale) {
 }
 
 /* O = softmax(Q K^T) V, not normalised, for the 64 rows of this warpgroup; takes part in the rings of K and V. */
-DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params, const work_item *w, int consumer,
-                   uint32_t kv, uint32_t q_parity, float scale_log2) {
+DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params,
+                   const work_item *w, int consumer, uint32_t kv, uint32_t q_parity, float scale_log2) {
     const int thread = (int)thread_index() & 127;
     const uint32_t q_tile = shared->q + (uint32_t)consumer * 64 * 128;
     float s[BLOCK_N / 2], rescale[2];
@@ -447,17 +453,20 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
 
 DEVICE void store_lse(const fa_forward_params *p, const device_sequence *s, int head, int row, float lse) {
     if (!p->lse || row >= s->q_rows) return;
-    global_store_f32(p->lse + s->entry * p->lse_batch_stride + head * p->lse_head_stride + (s->q_begin + row) * p->lse_row_stride, lse);
+    global_store_f32(p->lse + s->entry * p->lse_batch_stride + head * p->lse_head_stride +
+                         (s->q_begin + row) * p->lse_row_stride,
+                     lse);
 }
 
 /* Normalises the warpgroup's rows, writes them and their lse. */
-DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params, const work_item *w,
-                   int consumer, float scale_log2) {
+DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params,
+                   const work_item *w, int consumer, float scale_log2) {
     const fa_forward_params *p = &params->forward;
     const device_sequence sequence = sequence_load(p, w->entry);
     const int thread = (int)thread_index() & 127, lane = thread % 32, warp_row = thread / 32 * 16;
     const int first_row = w->row + 64 * consumer;
-    const uint32_t barrier = (uint32_t)(BARRIER_EPILOGUE + consumer), tile = shared->out + (uint32_t)consumer * 64 * 128;
+    const uint32_t barrier = (uint32_t)(BARRIER_EPILOGUE + consumer),
+                   tile = shared->out + (uint32_t)consumer * 64 * 128;
     float sink = p->sink.data ? device_table_float(&p->sink, w->head, 0) : -INFINITY;
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -474,7 +483,7 @@ DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shar
     }
 
     if (p->out_float32) {
-        store_rows_elements((float(*)[HEAD_DIM_V / 2])o, warp_row, &sequence, first_row, w->head, p);
+        store_rows_elements((float(*)[HEAD_DIM_V / 2]) o, warp_row, &sequence, first_row, w->head, p);
         return;
     }
 
@@ -494,8 +503,8 @@ DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shar
         if (thread == 0) {
             UNROLL
             for (int page = 0; page < PAGES_V; page++)
-                tma_store_4d(&params->out, tile + (uint32_t)(page * PAGE_BYTES(BLOCK_M)), page * V3_PAGE, first_row, w->head,
-                             sequence.entry);
+                tma_store_4d(&params->out, tile + (uint32_t)(page * PAGE_BYTES(BLOCK_M)), page * V3_PAGE, first_row,
+                             w->head, sequence.entry);
             bulk_commit_group();
         }
         return;
@@ -503,7 +512,8 @@ DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shar
     warp_sync(); /* a warp stores the rows it wrote */
     UNROLL
     for (int i = 0; i < 16 * HEAD_DIM_V / 8 / 32; i++) {
-        int index = i * 32 + lane, r = index / (HEAD_DIM_V / 8), chunk = index % (HEAD_DIM_V / 8), row = first_row + warp_row + r;
+        int index = i * 32 + lane, r = index / (HEAD_DIM_V / 8), chunk = index % (HEAD_DIM_V / 8),
+            row = first_row + warp_row + r;
         if (row < sequence.q_rows && chunk * 8 < p->head_dim_v)
             global_store_u32x4(row_address(&p->out, &sequence, sequence.q_begin + row, w->head) + chunk * 16,
                                shared_load_u32x4(tile_address(tile, BLOCK_M, warp_row + r, chunk)));

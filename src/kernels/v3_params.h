@@ -9,11 +9,11 @@
 /* TMA boxes are 64 columns (128 bytes, one swizzled row) wide. */
 #define V3_PAGE 64
 #define V3_PAGES(head_dim) (((head_dim) + V3_PAGE - 1) / V3_PAGE)
-#define V3_TILE_BYTES(rows, head_dim) ((rows) * V3_PAGES(head_dim) * V3_PAGE * 2)
+#define V3_TILE_BYTES(rows, head_dim) ((rows)*V3_PAGES(head_dim) * V3_PAGE * 2)
 
 /* Q tile, output tile unless it takes Q's place, a ring of K and V tiles, barriers. */
-#define V3_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, stages, out_in_q)                                          \
-    (V3_TILE_BYTES(block_m, head_dim) + ((out_in_q) ? 0 : V3_TILE_BYTES(block_m, head_dim_v)) +                             \
+#define V3_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, stages, out_in_q)               \
+    (V3_TILE_BYTES(block_m, head_dim) + ((out_in_q) ? 0 : V3_TILE_BYTES(block_m, head_dim_v)) + \
      (stages) * (V3_TILE_BYTES(block_n, head_dim) + V3_TILE_BYTES(block_n, head_dim_v)) + 256)
 
 /* Rank 4: (head_dim, row, head, batch entry); variable length: one batch entry that holds all rows. Columns and rows beyond the tensor read as
@@ -25,7 +25,8 @@ typedef struct fa_v3_params {
     int32_t group_heads;   /* (batch entry, head) pairs that are worked on at a time: their K and V share L2 */
     int32_t longest_first; /* within such a group, last query tiles first (causal) */
     int32_t store_by_tma;  /* out has the inputs' dtype, is aligned, and no tile holds rows of two sequences */
-    uint32_t *next_tile;   /* tiles handed out beyond the first of each block; NULL: block b takes tiles b, b + blocks, .. */
+    uint32_t
+        *next_tile; /* tiles handed out beyond the first of each block; NULL: block b takes tiles b, b + blocks, .. */
 } fa_v3_params;
 
 #endif
