@@ -14,6 +14,11 @@ static double rounded(double x, fa_element type) {
     return fa_element_load(bytes, type);
 }
 
+/* exp as the running sum holds it. */
+static double exponential(double x, fa_element type) {
+    return type == FA_ELEMENT_FLOAT64 ? exp(x) : (double)(float)exp(x);
+}
+
 /* A running sum: float32, or float64 for float64 inputs. */
 static double added(double sum, double term, fa_element type) {
     return type == FA_ELEMENT_FLOAT64 ? sum + term : (double)((float)sum + (float)term);
@@ -48,9 +53,9 @@ static void standard_row(const fa_problem *p, const fa_sequence *s, int64_t head
         scores[j] = score(p, s, head, row, j);
         if (!isnan(max) && !(scores[j] <= max)) max = scores[j]; /* NaN too, and then it stays */
     }
-    double sum = max == -HUGE_VAL ? 0 : (double)(float)exp(sink - max);
+    double sum = max == -HUGE_VAL ? 0 : exponential(sink - max, type);
     for (int64_t j = keys.begin; j < keys.end && max != -HUGE_VAL; j++)
-        sum = added(sum, (double)(float)exp(scores[j] - max), type);
+        sum = added(sum, exponential(scores[j] - max, type), type);
     for (int64_t j = keys.begin; j < keys.end && max != -HUGE_VAL; j++)
         scores[j] =
             scores[j] == -HUGE_VAL ? -HUGE_VAL : rounded(exp(scores[j] - max) / sum, type); /* now P; -inf: hidden */

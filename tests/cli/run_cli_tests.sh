@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 export PYTHONPATH=$here PYTHONDONTWRITEBYTECODE=1
 unset FLASHATTN_ISA FLASHATTN_MACHINE FLASHATTN_NUM_THREADS
-export LSAN_OPTIONS=suppressions=$here/leaks.supp:print_suppressions=0${LSAN_OPTIONS:+:$LSAN_OPTIONS} # for a build with sanitizers
+export LSAN_OPTIONS=suppressions=$here/../leaks.supp:print_suppressions=0${LSAN_OPTIONS:+:$LSAN_OPTIONS} # for a build with sanitizers
 python3 "$here/make_inputs.py" "$work"
 cd "$work"
 
