@@ -7,33 +7,33 @@
  * A first call, float32, [batch, seqlen, heads, head_dim], compact row-major:
  *
  *     int64_t shape[4] = {2, 1024, 8, 64};
- *     fa_tensor q = {.data = q_data, .device = {FA_DEVICE_CPU, 0}, .ndim = 4, .dtype = FA_FLOAT32, .shape =
- * shape};
+ *     fa_tensor q = {.data = q_data, .device = {FA_DEVICE_CPU, 0}, .ndim = 4,
+ *                    .dtype = FA_FLOAT32, .shape = shape};
  *     ... k, v and out likewise ...
  *     fa_options options = {.size = sizeof options, .causal = FA_CAUSAL_BOTTOM_RIGHT};
  *     if (fa_forward(&q, &k, &v, &options, &out, NULL) != FA_OK) puts(fa_last_error());
  *
  * What every function here promises
- *   - Each returns a status. When it is not FA_OK, fa_last_error() gives one sentence that names the
- * argument, its value and the rule, and nothing was written to any output. What cannot be honoured is
- * refused, never ignored.
- *   - Thread-safe. The caller's thread count, floating-point mode, current device and stream stay as they
- * are. No function prints, aborts or exits. Inputs are never written.
- *   - Sizes, strides and offsets are 64-bit throughout. Sizes of zero succeed: there is just nothing, or
- * zeros, to write.
+ *   - Each returns a status. When it is not FA_OK, fa_last_error() gives one sentence that names the argument, its
+ *     value and the rule, and nothing was written to any output. What cannot be honoured is refused, never ignored.
+ *   - Thread-safe. The caller's thread count, floating-point mode, current device and stream stay as they are. No
+ *     function prints, aborts or exits. Inputs are never written.
+ *   - Sizes, strides and offsets are 64-bit throughout. Sizes of zero succeed: there is just nothing, or zeros, to
+ *     write.
  *
  * Numbers, in short (docs/numerics.md has the bounds and their reasons)
- *   - Products, softmax state (running max m, running sum l) and output are accumulated in float32 for every
- * input type.
+ *   - Products, softmax state (running max m, running sum l) and output are accumulated in float32 for every input
+ *     type.
  *   - A query that may see no key gets O = 0 and lse = -inf (with a sink: O = 0, lse = the sink), never NaN.
- *   - Only -inf masks. A bias of -1e30 is a value like any other. NaN or infinity in a key or value reaches
- * exactly the queries that see it; NaN in a query reaches its own row.
+ *   - Only -inf masks. A bias of -1e30 is a value like any other. NaN or infinity in a key or value that no query sees
+ *     reaches no output; on the CPU it reaches exactly the queries that see it, on a GPU it may also reach others of
+ *     the same query tile. NaN in a query reaches its own row.
  *   - lse (log-sum-exp) is a natural logarithm, of the scaled, capped and biased scores, sink included.
- *   - The order of score changes: s = softmax_scale * q.k; s = softcap * tanh(s / softcap); s += bias +
- * ALiBi; masks; softmax.
+ *   - The order of score changes: s = softmax_scale * q.k; s = softcap * tanh(s / softcap); s += bias + ALiBi; masks;
+ *     softmax.
  *
- * The algorithm is FlashAttention-2 (Dao, 2023, arXiv 2307.08691) on the online softmax of Milakov and
- * Gimelshein (2018, arXiv 1805.02867).
+ * The algorithm is FlashAttention-2 (Dao, 2023, arXiv 2307.08691) on the online softmax of Milakov and Gimelshein
+ * (2018, arXiv 1805.02867).
  */
 #ifndef FLASHATTN_H
 #define FLASHATTN_H
@@ -57,8 +57,7 @@
 extern "C" {
 #endif
 
-/* ---- Version
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Version ----------------------------------------------------------------------------------------------------- */
 
 #define FA_VERSION_MAJOR 0
 #define FA_VERSION_MINOR 1
@@ -70,8 +69,7 @@ FA_API int fa_version(void);
 /* The same as text, "0.1.0". */
 FA_API const char *fa_version_text(void);
 
-/* ---- Status
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Status ------------------------------------------------------------------------------------------------------ */
 
 /* The numbers are part of the ABI and never change. */
 typedef enum fa_status {
@@ -89,8 +87,7 @@ FA_API const char *fa_status_text(fa_status status);
  * the next call that fails in this thread. */
 FA_API const char *fa_last_error(void);
 
-/* ---- Tensors
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /*
  * fa_tensor has the layout of DLPack's DLTensor (v0.8 and v1.x), so a DLTensor* may be passed where a
@@ -153,25 +150,27 @@ typedef struct fa_tensor {
  * q and k/v choose independently: options.cu_seqlens_q makes q and out variable length, options.cu_seqlens_k
  * k and v.
  *
- * dtype: q, k, v all float32, all float16 or all bfloat16; out the same or float32; lse float32.
- *        The kernels FA_KERNEL_REFERENCE and FA_KERNEL_STANDARD take float64 as well (all of q, k, v), and
- * the reference also writes float64 out and lse for any input. head_dim, head_dim_v: 1..256, not necessarily
- * equal. heads must be a multiple of heads_kv: query head i reads key/value head i / (heads / heads_kv) (GQA,
- * Ainslie et al. 2023; heads_kv = 1 is MQA). strides: any, including 0 and negative, but 1 in the last
- * dimension. Pointers need not be aligned to the element size. Inputs may overlap each other (V a view of K).
- * An output must have no two elements at one address and must not overlap an input or the other output.
+ * dtype      q, k, v all float32, all float16 or all bfloat16; out the same or float32; lse float32. The kernels
+ *            FA_KERNEL_REFERENCE and FA_KERNEL_STANDARD take float64 as well (all of q, k, v), and the reference also
+ *            writes float64 out and lse for any input.
+ * head_dim, head_dim_v   1..256, not necessarily equal.
+ * heads      a multiple of heads_kv: query head i reads key/value head i / (heads / heads_kv) (GQA, Ainslie et al. 2023;
+ *            heads_kv = 1 is MQA).
+ * strides    any, including 0 and negative, but 1 in the last dimension.
+ * pointers   need not be aligned to the element size (on a GPU: must be). Inputs may overlap each other (V a view of
+ *            K). An output must have no two elements at one address and must not overlap an input or the other output.
  */
 
-/* ---- Options
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 /* Which keys a query may see by its position. Query i of a sequence with seqlen_q queries and seqlen_k keys:
  */
 typedef enum fa_causal {
     FA_CAUSAL_NONE = 0, /* every key */
-    FA_CAUSAL_BOTTOM_RIGHT =
-        1, /* keys j <= i + seqlen_k - seqlen_q: the last query sees the last key (FlashAttention >= 2.1) */
-    FA_CAUSAL_TOP_LEFT = 2 /* keys j <= i: the first query sees only the first key (PyTorch's is_causal) */
+    /* keys j <= i + seqlen_k - seqlen_q: the last query sees the last key (FlashAttention >= 2.1) */
+    FA_CAUSAL_BOTTOM_RIGHT = 1,
+    /* keys j <= i: the first query sees only the first key (PyTorch's is_causal) */
+    FA_CAUSAL_TOP_LEFT = 2
 } fa_causal;
 
 /*
@@ -187,8 +186,8 @@ typedef enum fa_causal {
 typedef enum fa_kernel {
     FA_KERNEL_AUTO = 0, /* the best that the tensors' device, this machine and this build have */
     FA_KERNEL_CPU = 1,  /* FlashAttention-2 tiling for caches and vector units */
-    FA_KERNEL_REFERENCE =
-        2, /* CPU, float64, one row at a time: slow and obvious; what everything else is judged against */
+    /* CPU, float64, one row at a time: slow and obvious; what everything else is judged against */
+    FA_KERNEL_REFERENCE = 2,
     FA_KERNEL_STANDARD = 3, /* CPU or GPU, attention as written before FlashAttention, every intermediate rounded to
                                the input's dtype: the yardstick of the error budgets in docs/numerics.md (CPU) and
                                of speed and traffic (GPU, where its working memory is the matrix of all scores) */
@@ -231,12 +230,16 @@ typedef struct fa_options {
     float softcap;       /* s = softcap * tanh(s / softcap) (Gemma 2). 0: none. Finite, > 0 otherwise. */
     fa_causal causal;    /* default FA_CAUSAL_NONE */
 
-    /* FA_SET_WINDOW. Sliding window, inclusive on both sides: query i, at position p = i + seqlen_k -
-     * seqlen_q, sees p - window_left <= j <= p + window_right. FA_WINDOW_OPEN (-1) opens a side; other
-     * negatives are refused; 0 is a value. With FA_CAUSAL_TOP_LEFT p = i. Combines with causal (the narrower
-     * bound holds). Default: both open. With seqlen_q = seqlen_k: window_left  window_right   query 10 sees
-     * keys -1           -1             all -1            0             0..10     the same as causal 3 0 7..10
-     * what model code calls "sliding window 4" 0            0             10 2            1             8..11
+    /* FA_SET_WINDOW. Sliding window, inclusive on both sides: query i, at position p = i + seqlen_k - seqlen_q, sees
+     * p - window_left <= j <= p + window_right. FA_WINDOW_OPEN (-1) opens a side; other negatives are refused; 0 is a
+     * value. With FA_CAUSAL_TOP_LEFT p = i. Combines with causal (the narrower bound holds). Default: both open. With
+     * seqlen_q = seqlen_k:
+     *     window_left  window_right   query 10 sees keys
+     *     -1           -1             all
+     *     -1            0             0..10     the same as causal
+     *      3            0             7..10     what model code calls "sliding window 4"
+     *      0            0             10
+     *      2            1             8..11
      */
     int64_t window_left;
     int64_t window_right;
@@ -291,9 +294,7 @@ typedef struct fa_options {
                      NULL. */
 } fa_options;
 
-/* ---- Calls
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 /*
  * Attention. Every element of out, and of lse if given, is written.
@@ -339,8 +340,7 @@ FA_API fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor
 FA_API fa_status fa_combine(const fa_tensor *out_partial, const fa_tensor *lse_partial, const fa_tensor *out,
                             const fa_tensor *lse);
 
-/* ---- What is here
- * -------------------------------------------------------------------------------------------------- */
+/* ---- What is here ------------------------------------------------------------------------------------------------ */
 
 /* FA_OK if this build and machine can run the instruction set, else FA_UNSUPPORTED with the reason in
  * fa_last_error(). */
