@@ -8,13 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One thread: what a call does with addresses does not depend on it, and waking others takes longer than such calls. */
-static attention_case small_case(const char *name) {
-    attention_case c = case_default(name);
-    c.num_threads = 1;
-    return c;
-}
-
 /* Bias and mask, full and per head. */
 static void with_scores(attention_case *c) {
     c->bias = (score_shape){.given = true, .batch = true, .heads = true, .queries = true, .keys = true};
@@ -59,7 +52,7 @@ static void expect_bits_of_compact(attention_case c) {
 static void L1_L3_each_tensor_in_each_layout(void **state) {
     (void)state;
     for (layout kind = LAYOUT_PADDED; kind <= LAYOUT_ANY; kind++) {
-        attention_case base = small_case("L1");
+        attention_case base = case_default("L1");
         base.index = (uint64_t)kind;
         base.seqlen_q = 17;
         base.head_dim = 24;
@@ -80,7 +73,7 @@ static void L1_L3_each_tensor_in_each_layout(void **state) {
 
 static void L1_out_as_a_transposed_view(void **state) {
     (void)state;
-    attention_case c = small_case("L1 transposed");
+    attention_case c = case_default("L1 transposed");
     c.seqlen_q = c.seqlen_k = 32;
     c.head_dim = c.head_dim_v = 128;
     c.heads_kv = 1;
@@ -96,7 +89,7 @@ static void L1_every_layout_of_packed_and_paged_tensors(void **state) {
     (void)state;
     for (layout kind = LAYOUT_PADDED; kind <= LAYOUT_ANY; kind++)
         for (int paged = 0; paged < 2; paged++) {
-            attention_case c = small_case(paged ? "L1 paged" : "L1 packed");
+            attention_case c = case_default(paged ? "L1 paged" : "L1 packed");
             c.index = (uint64_t)kind;
             c.batch = 3;
             c.varlen_q = true;
@@ -157,7 +150,7 @@ static void L2_only_a_contiguous_last_dimension(void **state) {
     static const int64_t wrong[] = {2, 0, -1};
     for (int t = 0; t < 4; t++)
         for (int n = 0; n < 3; n++) {
-            attention_case c = small_case("L2");
+            attention_case c = case_default("L2");
             attention_call *a = call_new(&c);
             outputs o = {call_new_out(a, c.type), call_new_lse(a, c.type)};
             tensor *all[] = {a->q, a->k, a->v, o.out};
@@ -177,7 +170,7 @@ static void L2_only_a_contiguous_last_dimension(void **state) {
 /* With one element there is nothing to step over: any stride will do. */
 static void L2_any_last_stride_of_one_channel(void **state) {
     (void)state;
-    attention_case c = small_case("L2 one channel");
+    attention_case c = case_default("L2 one channel");
     c.head_dim = c.head_dim_v = 1;
     attention_call *a = call_new(&c);
     tensor *all[] = {a->q, a->k, a->v};
@@ -196,7 +189,7 @@ static void L5_bias_rows_of_any_length(void **state) {
     static const int64_t lengths[][2] = {{77, 43}, {43, 77}, {77, 77}, {1, 43}, {43, 1}, {65, 129}};
     for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++)
         for (int type = FA_ELEMENT_FLOAT32; type <= FA_ELEMENT_BFLOAT16; type++) {
-            attention_case c = small_case("L5");
+            attention_case c = case_default("L5");
             c.index = n * 3 + (uint64_t)type;
             c.seqlen_q = lengths[n][0];
             c.seqlen_k = lengths[n][1];
@@ -220,7 +213,7 @@ static void L5_bias_rows_of_any_length(void **state) {
 static void L5_bias_and_mask_broadcast_over_any_dimension(void **state) {
     (void)state;
     for (int full = 0; full < 16; full++) {
-        attention_case c = small_case("L5 broadcast");
+        attention_case c = case_default("L5 broadcast");
         c.index = (uint64_t)full;
         c.seqlen_q = 20;
         c.bias = (score_shape){true, full & 1, full & 2, full & 4, full & 8};
@@ -241,7 +234,7 @@ static void L6_head_dims(void **state) {
     (void)state;
     static const int64_t dims[] = {1, 3, 40, 46, 80, 160, 224, 256};
     for (int i = 0; i < 8; i++) {
-        attention_case c = small_case("L6");
+        attention_case c = case_default("L6");
         c.index = (uint64_t)i;
         c.seqlen_q = 5;
         c.heads = 2;
@@ -260,7 +253,7 @@ static void L6_head_dims(void **state) {
 static void L6_every_head_dim(void **state) {
     (void)state;
     for (int64_t dim = 1; dim <= 256; dim++) {
-        attention_case c = small_case("L6 every");
+        attention_case c = case_default("L6 every");
         c.index = (uint64_t)dim;
         c.batch = 1;
         c.heads = c.heads_kv = 1;
@@ -278,7 +271,7 @@ static void L6_every_head_dim(void **state) {
 static void L7_slices_of_a_larger_cache(void **state) {
     (void)state;
     /* NaN lies between and around the slices, and in the cache's unused rows. */
-    attention_case c = small_case("L7");
+    attention_case c = case_default("L7");
     c.batch = 3;
     c.layout_q = c.layout_k = c.layout_v = c.layout_out = LAYOUT_PADDED;
     c.used_k = true;
@@ -292,7 +285,7 @@ static void L7_slices_of_a_larger_cache(void **state) {
 static void L7_values_as_a_view_of_the_keys(void **state) {
     (void)state;
     for (layout kind = LAYOUT_COMPACT; kind <= LAYOUT_ANY; kind++) {
-        attention_case c = small_case("L7 view");
+        attention_case c = case_default("L7 view");
         c.index = (uint64_t)kind;
         c.head_dim = 72;
         c.head_dim_v = kind % 2 == 0 ? 64 : 72;
@@ -309,7 +302,7 @@ static void L7_values_as_a_view_of_the_keys(void **state) {
 /* A batch stride of one row, so that batch entries are windows that slide over the same rows. */
 static void L8_batch_entries_that_share_rows(void **state) {
     (void)state;
-    attention_case c = small_case("L8");
+    attention_case c = case_default("L8");
     c.batch = 4;
     attention_call *a = call_new(&c);
     tensor *all[] = {a->q, a->k, a->v};
@@ -334,7 +327,7 @@ static void L8_batch_entries_that_share_rows(void **state) {
 static void odd_byte_addresses(void **state) {
     (void)state;
     for (uint64_t i = 0; i < 8; i++) {
-        attention_case c = small_case("odd");
+        attention_case c = case_default("odd");
         c.index = i;
         with_scores(&c);
         c.alibi = c.sink = true;
@@ -353,7 +346,7 @@ static void G4_ratios_of_query_to_key_heads(void **state) {
     static const int64_t heads[][2] = {{4, 4},  {8, 4}, {6, 2},  {9, 3},  {8, 2},  {16, 4}, {7, 1},
                                        {14, 2}, {8, 1}, {16, 2}, {32, 2}, {16, 1}, {12, 1}, {31, 1}};
     for (size_t n = 0; n < sizeof heads / sizeof heads[0]; n++) {
-        attention_case c = small_case("G4");
+        attention_case c = case_default("G4");
         c.index = n;
         c.heads = heads[n][0];
         c.heads_kv = heads[n][1];
@@ -372,7 +365,7 @@ static void G4_groups_equal_expanded_heads(void **state) {
     (void)state;
     static const int64_t heads[][2] = {{8, 2}, {6, 3}, {16, 1}};
     for (size_t n = 0; n < sizeof heads / sizeof heads[0]; n++) {
-        attention_case c = small_case("G4 expanded");
+        attention_case c = case_default("G4 expanded");
         c.index = n;
         c.heads = heads[n][0];
         c.heads_kv = heads[n][1];

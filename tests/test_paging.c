@@ -11,13 +11,6 @@
 static const int64_t page_sizes[] = {1, 16, 17, 64, 256};
 enum { PAGE_SIZES = 5 };
 
-/* One thread: waking others takes longer than such calls. */
-static attention_case small_case(const char *name) {
-    attention_case c = case_default(name);
-    c.num_threads = 1;
-    return c;
-}
-
 static void fill_with(tensor *t, double x) {
     int64_t count = tensor_count(t);
     for (int64_t i = 0; i < count; i++) tensor_put(t, i, x);
@@ -71,7 +64,7 @@ static void H1_any_page_size_gives_the_bits_of_contiguous_keys(void **state) {
     static const int32_t used[] = {300, 0, 1, 257}, leftpad[] = {3, 0, 0, 200};
     for (int i = 0; i < PAGE_SIZES; i++)
         for (int type = FA_ELEMENT_FLOAT32; type <= FA_ELEMENT_BFLOAT16; type++) {
-            attention_case c = small_case("H1");
+            attention_case c = case_default("H1");
             c.index = (uint64_t)(3 * i + type);
             c.type = (fa_element)type;
             c.batch = 4;
@@ -88,7 +81,7 @@ static void H1_pages_with_everything_else(void **state) {
     static const int32_t used[] = {70, 33}, leftpad[] = {0, 20};
     for (int i = 0; i < PAGE_SIZES; i++)
         for (int features = 0; features < 8; features++) {
-            attention_case c = small_case("H1 features");
+            attention_case c = case_default("H1 features");
             c.index = (uint64_t)(8 * i + features);
             c.page_size = page_sizes[i];
             c.seqlen_q = 19;
@@ -110,7 +103,7 @@ static void H1_packed_queries_on_pages(void **state) {
     (void)state;
     static const int32_t lengths[] = {5, 0, 1, 33}, used[] = {64, 30, 1, 70};
     for (int i = 0; i < PAGE_SIZES; i++) {
-        attention_case c = small_case("H1 packed");
+        attention_case c = case_default("H1 packed");
         c.index = (uint64_t)i;
         c.batch = 4;
         c.varlen_q = true;
@@ -128,7 +121,7 @@ static void H1_decode_on_pages_with_split_keys(void **state) {
     static const int32_t used[] = {2100, 1025};
     for (int i = 0; i < PAGE_SIZES; i++)
         for (int splits = 0; splits <= 7; splits += 7) {
-            attention_case c = small_case("H1 decode");
+            attention_case c = case_default("H1 decode");
             c.index = (uint64_t)i;
             c.seqlen_q = 1;
             c.seqlen_k = 2100;
@@ -145,7 +138,7 @@ static void H1_decode_on_pages_with_split_keys(void **state) {
 static void pages_shared_between_sequences(void **state) {
     (void)state;
     static const int32_t used[] = {70, 60, 48};
-    attention_case c = small_case("shared");
+    attention_case c = case_default("shared");
     c.batch = 3;
     c.page_size = 16;
     c.seqused_k = used;
@@ -176,7 +169,7 @@ static void entries_that_are_read_are_checked(void **state) {
     (void)state;
     static const int32_t used[] = {33, 0, 70}, leftpad[] = {0, 0, 32};
     static const int32_t wrong[] = {-1, 18, INT32_MAX, INT32_MIN};
-    attention_case c = small_case("checked");
+    attention_case c = case_default("checked");
     c.batch = 3;
     c.page_size = 16;
     c.seqused_k = used;
@@ -221,7 +214,7 @@ static void B5_unused_slots_do_not_leak(void **state) {
     static const int32_t used[] = {32, 64, 96, 48};
     static const double junk[] = {(double)NAN, (double)INFINITY, 3e38};
     for (int i = -1; i < PAGE_SIZES; i++) { /* -1: dense */
-        attention_case c = small_case("B5");
+        attention_case c = case_default("B5");
         c.index = (uint64_t)(i + 1);
         c.batch = 4;
         c.seqlen_q = 1;
@@ -257,7 +250,7 @@ static void A2_paged_rows_without_keys(void **state) {
     (void)state;
     static const int32_t used[] = {3, 0};
     for (int i = 0; i < PAGE_SIZES; i++) {
-        attention_case c = small_case("A2");
+        attention_case c = case_default("A2");
         c.index = (uint64_t)i;
         c.seqlen_q = 8;
         c.page_size = page_sizes[i];
@@ -290,7 +283,7 @@ static void H3_left_padding_is_as_if_it_were_not_there(void **state) {
     static const int32_t leftpad[] = {0, 3}, used[] = {70, 70}, shorter[] = {70, 67};
     for (int i = -1; i < PAGE_SIZES; i++)
         for (int features = 0; features < 4; features++) {
-            attention_case c = small_case("H3");
+            attention_case c = case_default("H3");
             c.index = (uint64_t)(4 * (i + 1) + features);
             c.page_size = i < 0 ? 0 : page_sizes[i];
             c.used_k = true;
@@ -374,7 +367,7 @@ static void H4_token_by_token_equals_one_call(void **state) {
     for (int paged = 0; paged < 2; paged++)
         for (int features = 0; features < 4; features++)
             for (int n = 0; n < 3; n++) {
-                attention_case c = small_case("H4");
+                attention_case c = case_default("H4");
                 c.index = (uint64_t)(features * 2 + paged);
                 c.seqlen_q = c.seqlen_k = 70;
                 c.head_dim = c.head_dim_v = 16;
@@ -393,7 +386,7 @@ static void H4_token_by_token_equals_one_call(void **state) {
 static void H4_heads_of_one_rank(void **state) {
     (void)state;
     for (int heads_kv = 8; heads_kv >= 2; heads_kv /= 2) {
-        attention_case c = small_case("H4 rank");
+        attention_case c = case_default("H4 rank");
         c.index = (uint64_t)heads_kv;
         c.heads = 8;
         c.heads_kv = heads_kv;

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static void B1_logits_below_any_stand_in_for_minus_infinity(void **state) {
     (void)state;
@@ -108,6 +110,43 @@ static void B5_cache_slots_past_the_used_length_may_hold_anything(void **state) 
             judge_call(a);
             call_free(a);
         }
+}
+
+/* Here the pages of the padding and of what lies behind the used length cannot be read at all. */
+static void B5_padding_and_unused_slots_are_never_touched(void **state) {
+    (void)state;
+    enum { ROW_BYTES = 1024, SLOTS = 128 }; /* whole pages together, of up to 128 KiB */
+    static const int32_t used[][1] = {{SLOTS}, {60}}, padding[][1] = {{64 + 21}, {0}};
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int count;
+    const contender *all = contenders(&count);
+    for (int n = 0; n < 2; n++) {
+        attention_case c = case_default("B5 pages");
+        c.batch = c.heads = c.heads_kv = 1;
+        c.seqlen_k = SLOTS;
+        c.head_dim = c.head_dim_v = ROW_BYTES / 4;
+        c.used_k = c.leftpad = true;
+        c.seqused_k = used[n];
+        c.leftpad_k = padding[n];
+        attention_call *a = call_new(&c);
+        outputs o = run_call(a, (contender){FA_KERNEL_REFERENCE, FA_ISA_AUTO});
+        size_t before = (size_t)padding[n][0] * ROW_BYTES / page * page;
+        size_t after = ((size_t)used[n][0] * ROW_BYTES + page - 1) / page * page;
+        tensor *inputs[] = {a->k, a->v}; /* compact ones end with a page, so these begin with one */
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(mprotect(inputs[i]->origin, before, PROT_NONE), 0);
+            assert_int_equal(mprotect(inputs[i]->origin + after, SLOTS * ROW_BYTES - after, PROT_NONE), 0);
+        }
+        for (int w = -2; w < count; w++) {
+            fa_options options = a->options;
+            options.kernel = w == -2 ? FA_KERNEL_REFERENCE : w == -1 ? FA_KERNEL_STANDARD : FA_KERNEL_CPU;
+            if (w >= 0) options.isa = all[w].isa;
+            fa_status status = fa_forward(&a->q->fa, &a->k->fa, &a->v->fa, &options, &o.out->fa, &o.lse->fa);
+            if (status != FA_OK) call_fail(a, "%s", fa_last_error());
+        }
+        outputs_free(&o);
+        call_free(a);
+    }
 }
 
 static void put_row(attention_call *a, tensor *t, int64_t first, double x) {
@@ -276,11 +315,11 @@ static void B9_the_judge_rejects_wrong_answers(void **state) {
         const char *fault;
     } tampers[] = {{o.out, full, (double)NAN, "the reference has"},
                    {o.out, full, (double)INFINITY, "the reference has"},
-                   {o.out, full, tensor_get(o.out, full) + 3e-6, "standard kernel's"},
+                   {o.out, full, tensor_get(o.out, full) + 1e-5, "standard kernel's"},
                    {o.out, empty, 1e-30, "must be exactly 0"},
                    {o.out, empty, (double)NAN, "the reference has"},
                    {o.lse, full_lse, (double)NAN, "the reference has"},
-                   {o.lse, full_lse, tensor_get(o.lse, full_lse) + 2e-5, "standard kernel's"},
+                   {o.lse, full_lse, tensor_get(o.lse, full_lse) + 5e-5, "standard kernel's"},
                    {o.lse, full_lse, -(double)INFINITY, "the reference has"},
                    {o.lse, empty_lse, (double)INFINITY, "the reference has"},
                    {o.lse, empty_lse, -1e30, "the reference has"}};
@@ -291,8 +330,8 @@ static void B9_the_judge_rejects_wrong_answers(void **state) {
         tensor_put(tampers[i].t, tampers[i].number, right);
         assert_null(fault_in_outputs(y, &o));
     }
-    /* An error of 6 ulp in all elements shows in the Frobenius norm at the latest. */
-    for (int64_t i = 0; i < tensor_count(o.out); i++) tensor_put(o.out, i, tensor_get(o.out, i) * (1 + 12 * 0x1p-24));
+    /* An error of 20 to 40 ulp in all elements shows in the Frobenius norm at the latest. */
+    for (int64_t i = 0; i < tensor_count(o.out); i++) tensor_put(o.out, i, tensor_get(o.out, i) * (1 + 40 * 0x1p-24));
     expect_fault(y, &o, "standard kernel's");
     tensor_poison(o.out);
     expect_fault(y, &o, "was not written");
@@ -357,6 +396,7 @@ RUN_TESTS(cmocka_unit_test(B1_logits_below_any_stand_in_for_minus_infinity),
           cmocka_unit_test(B2_negative_logits_behind_a_masked_first_tile),
           cmocka_unit_test(B4_one_query_with_a_very_negative_lse),
           cmocka_unit_test(B5_cache_slots_past_the_used_length_may_hold_anything),
+          cmocka_unit_test(B5_padding_and_unused_slots_are_never_touched),
           cmocka_unit_test(B6_nan_in_a_masked_key_stays_there),
           cmocka_unit_test(B7_nan_in_a_query_reaches_its_row_alone),
           cmocka_unit_test(B7_nan_and_infinity_in_visible_inputs_show), cmocka_unit_test(B7_row_of_nan_scores_is_nan),

@@ -153,7 +153,6 @@ static void any_number_of_splits_keeps_the_budget(void **state) {
     for (int number = 0; number < SHAPES; number++) {
         attention_case c = shape(number);
         c.type = (fa_element)(number % 3);
-        c.num_threads = 1;
         attention_call *a = call_new(&c);
         call_poison_hidden(a);
         yardstick *y = yardstick_new(a);
@@ -180,7 +179,7 @@ static void I7_one_split_does_not_depend_on_the_batch(void **state) {
         for (int n = 0; n < 2; n++) {
             attention_case c = case_default("I7");
             c.index = (uint64_t)shape_number;
-            c.num_splits = c.num_threads = 1;
+            c.num_splits = 1;
             c.seqlen_q = shape_number & 1 ? 1 : 20;
             c.seqlen_k = shape_number & 2 ? 600 : 70;
             c.head_dim = c.head_dim_v = 16;
@@ -348,7 +347,7 @@ static void I5_environment_variable_for_threads(void **state) {
     } settings[] = {{"1", 1},  {"3", 3},   {"4096", 4096}, {"4097", 0}, {"0", 0},
                     {"-2", 0}, {"two", 0}, {"3x", 0},      {"", 0},     {"99999999999999999999", 0}};
     attention_case c = shape(1);
-    c.num_threads = 0;
+    c.num_threads = 0; /* as the variable says */
     attention_call *a = call_new(&c);
     outputs o = {call_new_out(a, c.type), call_new_lse(a, c.type)};
     fa_plan_info info = {.size = sizeof info};

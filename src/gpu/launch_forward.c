@@ -18,6 +18,7 @@
  */
 #define MAX_ROWS ((int64_t)1 << 29)
 #define MAX_BLOCKS INT32_MAX /* of gridDim.x */
+#define MAX_GRID_YZ 65535    /* of gridDim.y and gridDim.z */
 
 /* ---- what kernels can be asked for ---- */
 
@@ -158,6 +159,8 @@ static void plan_standard(const fa_problem *p, fa_gpu_plan *plan) {
     bool lengths_given = p->cu_seqlens_k.data != NULL || p->seqused_k.data != NULL;
     plan->key_blocks = ((lengths_given ? p->max_seqlen_k : p->rows_k) + v->block_n - 1) / v->block_n;
     plan->workspace_bytes = STANDARD_WORKSPACE_BYTES(FA_WORKSPACE_ROWS(p), p->heads, plan->key_blocks, v->block_n);
+    /* Without keys the kernel still computes addresses in it. */
+    if (plan->workspace_bytes == 0) plan->workspace_bytes = 16;
     plan->step_count = STANDARD_STEPS;
     for (int step = 0; step < STANDARD_STEPS; step++) {
         plan->steps[step].blocks =
@@ -294,6 +297,12 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
         if (plan->steps[step].blocks == 0) continue; /* the standard kernel without keys */
         standard.step = step;
         launch.grid[0] = (uint32_t)plan->steps[step].blocks;
+        /* v2 takes its tile from a grid of three dimensions without a division, if y and z can hold heads and sequences. */
+        if (plan->kernel == FA_KERNEL_V2 && forward.heads <= MAX_GRID_YZ && forward.entries <= MAX_GRID_YZ) {
+            launch.grid[0] = (uint32_t)forward.row_blocks;
+            launch.grid[1] = (uint32_t)forward.heads;
+            launch.grid[2] = (uint32_t)forward.entries;
+        }
         launch.shared_bytes = (uint32_t)plan->steps[step].shared_bytes;
         FA_TRY(plan->machine->launch(plan->machine, &launch));
     }
