@@ -261,12 +261,12 @@ typedef struct fa_options {
 
     /* Variable length: sequence n has queries cu_seqlens_q[n] .. cu_seqlens_q[n+1]-1 of q, likewise k. int32,
      * [b + 1], starting at 0, never falling, not beyond total_q, total_k. Queries beyond cu_seqlens_q[b]
-     * belong to no sequence: O = 0, lse = -inf. NULL: dense. */
+     * belong to no sequence: they see no key. NULL: dense. */
     const fa_tensor *cu_seqlens_q;
     const fa_tensor *cu_seqlens_k;
     /* Used lengths: only the first seqused[n] queries (keys) of sequence n count; seqlen_q and seqlen_k in
-     * all rules above are these. int32, [b], 0 .. length of the sequence. Unused queries get O = 0, lse =
-     * -inf; unused keys are not read. NULL: all. */
+     * all rules above are these. int32, [b], 0 .. length of the sequence. Unused queries see no key; unused keys
+     * are not read. NULL: all. */
     const fa_tensor *seqused_q;
     const fa_tensor *seqused_k;
     /* The first leftpad_k[n] keys of sequence n are padding: never read, and rules on position hold for the

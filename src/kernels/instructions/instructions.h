@@ -93,7 +93,7 @@ typedef struct ALIGNED(16) u32x4 {
 DEVICE uint32_t thread_index(void);    /* %tid.x */
 DEVICE uint32_t block_threads(void);   /* %ntid.x */
 DEVICE uint32_t lane_index(void);      /* thread_index() % 32 */
-DEVICE uint32_t warp_index(void);      /* thread_index() / 32, known to be the same in all lanes; warp */
+DEVICE uint32_t warp_index(void);      /* thread_index() / 32 */
 DEVICE uint32_t warpgroup_index(void); /* thread_index() / 128, known to be the same in all lanes; warp */
 DEVICE uint32_t block_index_x(void);   /* %ctaid */
 DEVICE uint32_t block_index_y(void);

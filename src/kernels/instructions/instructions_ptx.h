@@ -23,7 +23,7 @@
 DEVICE uint32_t thread_index(void) { return threadIdx.x; }
 DEVICE uint32_t block_threads(void) { return blockDim.x; }
 DEVICE uint32_t lane_index(void) { return threadIdx.x & 31u; }
-DEVICE uint32_t warp_index(void) { return __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0); }
+DEVICE uint32_t warp_index(void) { return threadIdx.x >> 5; }
 DEVICE uint32_t warpgroup_index(void) { return __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 7, 0); }
 DEVICE uint32_t block_index_x(void) { return blockIdx.x; }
 DEVICE uint32_t block_index_y(void) { return blockIdx.y; }
