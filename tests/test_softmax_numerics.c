@@ -112,6 +112,10 @@ static void B5_cache_slots_past_the_used_length_may_hold_anything(void **state) 
         }
 }
 
+static void make_unreadable(void *pages, size_t bytes) {
+    if (bytes > 0) assert_int_equal(mprotect(pages, bytes, PROT_NONE), 0); /* of 0 bytes qemu makes an error */
+}
+
 /* Here the pages of the padding and of what lies behind the used length cannot be read at all. */
 static void B5_padding_and_unused_slots_are_never_touched(void **state) {
     (void)state;
@@ -134,8 +138,8 @@ static void B5_padding_and_unused_slots_are_never_touched(void **state) {
         size_t after = ((size_t)used[n][0] * ROW_BYTES + page - 1) / page * page;
         tensor *inputs[] = {a->k, a->v}; /* compact ones end with a page, so these begin with one */
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(mprotect(inputs[i]->origin, before, PROT_NONE), 0);
-            assert_int_equal(mprotect(inputs[i]->origin + after, SLOTS * ROW_BYTES - after, PROT_NONE), 0);
+            make_unreadable(inputs[i]->origin, before);
+            make_unreadable(inputs[i]->origin + after, SLOTS * ROW_BYTES - after);
         }
         for (int w = -2; w < count; w++) {
             fa_options options = a->options;
