@@ -229,6 +229,8 @@ static fa_device_table device_table(const fa_table *t) {
 /* A bound beyond every position does what INT32_MAX does. */
 static int32_t device_window(int64_t bound) { return bound > INT32_MAX ? INT32_MAX : (int32_t)bound; }
 
+static int32_t device_length(int64_t length) { return length > INT32_MAX ? INT32_MAX : (int32_t)length; }
+
 static fa_forward_params params_of(const fa_problem *p, const fa_gpu_plan *plan) {
     return (fa_forward_params){
         .q = device_rows(&p->q),
@@ -247,6 +249,8 @@ static fa_forward_params params_of(const fa_problem *p, const fa_gpu_plan *plan)
         .head_dim_v = (int32_t)p->head_dim_v,
         .rows_q = (int32_t)p->rows_q,
         .rows_k = (int32_t)p->rows_k,
+        .max_seqlen_q = device_length(p->max_seqlen_q),
+        .max_seqlen_k = device_length(p->max_seqlen_k),
         .row_blocks = (int32_t)plan->row_blocks,
         .out_float32 = p->out.type == FA_ELEMENT_FLOAT32,
         .rows_aligned = plan->rows_aligned,

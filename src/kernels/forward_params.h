@@ -47,6 +47,9 @@ typedef struct fa_forward_params {
     int32_t head_dim_v;
     int32_t rows_q; /* dense: queries per batch entry; variable length: total_q */
     int32_t rows_k;
+    int32_t
+        max_seqlen_q; /* no sequence is taken to be longer, whatever the lengths on the device say: bias and mask need */
+    int32_t max_seqlen_k; /* not reach further */
     int32_t row_blocks;   /* query tiles per (batch entry, head) in the grid */
     int32_t out_float32;  /* out is float32 instead of the input's dtype */
     int32_t rows_aligned; /* all rows of q, k, v start at multiples of 16 bytes and are a multiple of 16 bytes long */

