@@ -36,6 +36,13 @@ typedef struct layout_settings {
     const char *q, *k, *v;
 } layout_settings;
 
+/* How many threads compute, and into how many parts they cut the keys. */
+typedef struct parallel_settings {
+    option_integer threads, splits;
+} parallel_settings;
+
+extern const option parallel_options[];
+extern const size_t parallel_option_count;
 extern const option score_options[];
 extern const size_t score_option_count;
 extern const option tensor_options[];

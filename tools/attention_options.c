@@ -5,6 +5,7 @@
 #define SCORE(member) offsetof(score_settings, member)
 #define TENSOR(member) offsetof(tensor_settings, member)
 #define LAYOUT(member) offsetof(layout_settings, member)
+#define PARALLEL(member) offsetof(parallel_settings, member)
 
 const char *kernel_choice(int index) { return index <= FA_KERNEL_V4 ? fa_kernel_name((fa_kernel)index) : NULL; }
 
@@ -133,3 +134,21 @@ const option layout_options[] = {
      .help = "name of the values; default v"},
 };
 const size_t layout_option_count = sizeof layout_options / sizeof layout_options[0];
+
+const option parallel_options[] = {
+    {.name = "threads",
+     .kind = OPTION_INTEGER,
+     .offset = PARALLEL(threads),
+     .placeholder = "N",
+     .min = 0,
+     .max = 4096,
+     .help = "number of threads; 0: automatic (the default). Results do not depend on it"},
+    {.name = "splits",
+     .kind = OPTION_INTEGER,
+     .offset = PARALLEL(splits),
+     .placeholder = "N",
+     .min = 0,
+     .max = 256,
+     .help = "parts that keys are cut into; 0: automatic (the default)"},
+};
+const size_t parallel_option_count = sizeof parallel_options / sizeof parallel_options[0];

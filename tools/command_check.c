@@ -26,7 +26,7 @@ typedef struct check_settings {
     option_integer seed;
     uint32_t kernels; /* bits of checked_kernels; 0: cpu */
     uint32_t isas;    /* of the cpu kernel, bits of fa_isa; 0: all that can run */
-    option_integer threads, splits;
+    parallel_settings parallel;
     const char *expected, *expected_lse;
     const char *json;
 } check_settings;
@@ -88,20 +88,6 @@ static const option check_options[] = {
      .choices = isa_choice,
      .help = "instruction sets of the cpu kernel to check, some of auto,portable,neon,avx2,avx512; default all that "
              "can run here"},
-    {.name = "threads",
-     .kind = OPTION_INTEGER,
-     .offset = CHECK(threads),
-     .placeholder = "N",
-     .min = 0,
-     .max = 4096,
-     .help = "number of threads; 0: automatic (the default)"},
-    {.name = "splits",
-     .kind = OPTION_INTEGER,
-     .offset = CHECK(splits),
-     .placeholder = "N",
-     .min = 0,
-     .max = 256,
-     .help = "parts that keys are cut into; 0: automatic (the default)"},
     {.name = "expected",
      .kind = OPTION_TEXT,
      .offset = CHECK(expected),
@@ -257,8 +243,8 @@ static int compute(attention *a, const check_settings *s, fa_kernel kernel, fa_i
     tensor_poison(&r->lse);
     a->options.kernel = kernel;
     a->options.isa = isa;
-    a->options.num_threads = (int32_t)s->threads.value;
-    a->options.num_splits = kernel == FA_KERNEL_CPU ? (int32_t)s->splits.value : 0;
+    a->options.num_threads = (int32_t)s->parallel.threads.value;
+    a->options.num_splits = kernel == FA_KERNEL_CPU ? (int32_t)s->parallel.splits.value : 0;
     if (fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &r->out.t, &r->lse.t) != FA_OK) return fail_library();
     return EXIT_CODE_OK;
 }
@@ -464,6 +450,7 @@ int command_check(int argc, char **argv) {
         {"Masks and scores", score_options, score_option_count, &scores},
         {"Tensors (FILE, FILE:NAME, or :NAME in the input file)", tensor_options, tensor_option_count, &tensors},
         {"Check", check_options, sizeof check_options / sizeof check_options[0], &settings},
+        {"Threads", parallel_options, parallel_option_count, &settings.parallel},
     };
     const command_line line = {
         .name = "check",

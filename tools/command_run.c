@@ -16,8 +16,7 @@ typedef struct run_settings {
     int out_dtype; /* 0: as q; else 1 + fa_element */
     int kernel;
     int isa;
-    option_integer threads;
-    option_integer splits;
+    parallel_settings parallel;
     option_integer repeat;
     bool quiet;
 } run_settings;
@@ -61,20 +60,6 @@ static const option execution_options[] = {
      .placeholder = "NAME",
      .choices = isa_choice,
      .help = "instruction set of the cpu kernel: auto (the default), portable, neon, avx2 or avx512"},
-    {.name = "threads",
-     .kind = OPTION_INTEGER,
-     .offset = RUN(threads),
-     .placeholder = "N",
-     .min = 0,
-     .max = 4096,
-     .help = "number of threads; 0: automatic (the default). Results do not depend on it"},
-    {.name = "splits",
-     .kind = OPTION_INTEGER,
-     .offset = RUN(splits),
-     .placeholder = "N",
-     .min = 0,
-     .max = 256,
-     .help = "parts that keys are cut into; 0: automatic (the default)"},
     {.name = "repeat",
      .kind = OPTION_INTEGER,
      .offset = RUN(repeat),
@@ -171,8 +156,8 @@ static int run_attention(const run_settings *s, attention *a, const picture_sett
     double seconds = 0;
     a->options.kernel = (fa_kernel)s->kernel;
     a->options.isa = (fa_isa)s->isa;
-    a->options.num_threads = (int32_t)s->threads.value;
-    a->options.num_splits = (int32_t)s->splits.value;
+    a->options.num_threads = (int32_t)s->parallel.threads.value;
+    a->options.num_splits = (int32_t)s->parallel.splits.value;
     int code = attention_allocate(a, out_dtype, float32, &out, &lse);
     if (code != EXIT_CODE_OK) return code;
     if (fa_plan(&a->q.t, &a->k.t, &a->v.t, &a->options, &out.t, &lse.t, &plan) != FA_OK) code = fail_library();
@@ -198,6 +183,7 @@ int command_run(int argc, char **argv) {
         {"Masks and scores", score_options, score_option_count, &scores},
         {"Tensors (FILE, FILE:NAME, or :NAME in the input file)", tensor_options, tensor_option_count, &tensors},
         {"Execution", execution_options, sizeof execution_options / sizeof execution_options[0], &settings},
+        {"Threads", parallel_options, parallel_option_count, &settings.parallel},
         {"Picture", picture_options, picture_option_count, &picture},
     };
     const command_line line = {

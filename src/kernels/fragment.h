@@ -66,8 +66,7 @@ DEVICE int not_finite_16bit(uint32_t pair) {
     return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
 }
 
-/* Eight bytes of zeros would do as well for one element, but lanes store pairs: the low half first. */
+/* The first of a packed pair. */
 DEVICE uint16_t low_half(uint32_t pair) { return (uint16_t)(pair & 0xFFFFu); }
-DEVICE uint16_t high_half(uint32_t pair) { return (uint16_t)(pair >> 16); }
 
 #endif

@@ -16,7 +16,6 @@
  *   Q_REGISTERS  1: Q fragments are kept in registers
  *   OUT_IN_Q     1: the output tile takes the place of the Q tile (where shared memory is short)
  *   PING_PONG    1: consumer warpgroups take turns
- *   OVERLAP      1: Q K^T of the next tile is issued before P V of this one
  */
 #define BLOCK_M (64 * CONSUMERS)
 #define STRIPS 1 /* of 16 rows per warp */
@@ -43,7 +42,7 @@
 #    define MMA_TYPE f16
 #endif
 
-/* 64 K registers: what the producer gives up the consumers take (HARDWARE limits: multiples of 8). */
+/* What the producer gives up of a multiprocessor's 65536 registers the consumers take; multiples of 8. */
 #if CONSUMERS == 3
 #    define PRODUCER_REGISTERS 32
 #    define CONSUMER_REGISTERS 160
