@@ -24,6 +24,7 @@ target_sources(flashattn_objects PRIVATE
     src/emulator/wgmma.c
     src/gpu/driver.c
     src/gpu/launch_forward.c
+    src/gpu/launch_v3.c
     src/gpu/machine.c
     src/gpu/machine_cuda.c
     src/gpu/machine_emulated.c

@@ -45,16 +45,19 @@ function(gpu_kernels target)
     foreach(row IN LISTS rows)
         string(REGEX REPLACE "^FA_KERNEL\\(([^)]*)\\).*" "\\1" columns "${row}")
         string(REPLACE ", " ";" columns "${columns}")
-        list(POP_FRONT columns source architecture dtype head_dim general block_m block_n warps stages quality)
-        set(kernel fa_${source}_${dtype}_d${head_dim})
+        list(POP_FRONT columns source architecture dtype widths general block_m block_n warps stages quality)
+        set(kernel fa_${source}_${dtype}_d${widths})
         if(general)
             string(APPEND kernel _general)
         endif()
         string(COMPARE EQUAL "${dtype}" bf16 bf16)
+        string(REGEX REPLACE "_.*" "" head_dim ${widths})
+        string(REGEX REPLACE ".*_" "" head_dim_v ${widths})
 
         file(CONFIGURE OUTPUT ${build}/${kernel}.c CONTENT [[
 #define KERNEL_NAME @kernel@
 #define HEAD_DIM @head_dim@
+#define HEAD_DIM_V @head_dim_v@
 #define BF16 @bf16@
 #define GENERAL @general@
 #define BLOCK_M @block_m@

@@ -317,6 +317,7 @@ typedef struct fa_plan_info {
     int32_t num_splits;      /* parts of the key range */
     int32_t num_threads;     /* threads that will be used */
     int64_t workspace_bytes; /* working memory */
+    char note[160]; /* FA_KERNEL_AUTO on a GPU: why a newer kernel than this one was passed over; "": none was */
 } fa_plan_info;
 
 /*

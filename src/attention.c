@@ -111,6 +111,7 @@ fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, co
         info->workspace_bytes = plan.gpu.workspace_bytes;
         (void)snprintf(info->name, sizeof info->name, "%s on %s", fa_variant_name(plan.gpu.variant),
                        plan.gpu.machine->id);
+        memcpy(info->note, plan.gpu.note, sizeof info->note);
     } else if (plan.kernel == FA_KERNEL_CPU) {
         info->isa = plan.cpu.kernels->isa;
         info->tile_rows = (int32_t)plan.cpu.tile_rows;

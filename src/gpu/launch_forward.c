@@ -2,6 +2,7 @@
 /* Chooses a forward kernel for a problem, tells it the problem in device terms, and launches it. */
 #include "gpu/launch_forward.h"
 
+#include "gpu/launch_v3.h"
 #include "gpu/memory_ranges.h"
 #include "kernels/forward_params.h"
 #include "kernels/standard_tiles.h"
@@ -11,6 +12,7 @@
 #include "tensor.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /*
  * Positions in a kernel are 32-bit. The largest number that fa_visibility_make() and fa_visible_keys() form from them
@@ -28,6 +30,7 @@ static const char *source_of(fa_kernel kernel) {
     case FA_KERNEL_STANDARD: return "standard_forward";
     case FA_KERNEL_V1: return "v1_forward";
     case FA_KERNEL_V2: return "v2_forward";
+    case FA_KERNEL_V3: return "v3_forward";
     default: return NULL;
     }
 }
@@ -112,10 +115,9 @@ static fa_status check_addresses(const fa_problem *p) {
 /* ---- the plan ---- */
 
 static fa_status choose_variant(const fa_problem *p, fa_gpu_plan *plan) {
-    int64_t columns = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     bool general = p->softcap > 0.0f || p->alibi_slopes.data != NULL || p->bias.data != NULL || p->mask.data != NULL ||
-                   !(p->softmax_scale > 0.0f) || !plan->rows_aligned;
-    plan->variant = fa_variant_find(source_of(plan->kernel), p->q.type, columns, general);
+                   !(p->softmax_scale > 0.0f) || (!plan->rows_aligned && plan->kernel != FA_KERNEL_V3);
+    plan->variant = fa_variant_find(source_of(plan->kernel), p->q.type, p->head_dim, p->head_dim_v, general);
     if (plan->variant == NULL)
         return fa_fail(FA_UNSUPPORTED, "head_dim = %" PRId64 ", head_dim_v = %" PRId64 ": no %s kernel is that wide",
                        p->head_dim, p->head_dim_v, fa_kernel_name(plan->kernel));
@@ -124,19 +126,18 @@ static fa_status choose_variant(const fa_problem *p, fa_gpu_plan *plan) {
 
 /* Query tiles over all sequences and heads; also what keeps the sizes computed from it far from 2^63. */
 static fa_status plan_tiles(const fa_problem *p, fa_gpu_plan *plan, int64_t *tiles) {
-    int64_t entries = fa_problem_sequences(p), block_m = plan->variant->block_m;
-    /*
-     * With cu_seqlens_q each sequence, and what lies behind the last, may hold any number of the rows: only the
-     * device knows.
-     */
-    plan->row_blocks = (p->rows_q + block_m - 1) / block_m;
-    *tiles = plan->row_blocks * p->heads; /* at most 2^29 * 2^31 */
-    if (*tiles > 0 && entries > MAX_BLOCKS / *tiles)
+    bool varlen = p->cu_seqlens_q.data != NULL;
+    int64_t block_m = plan->variant->block_m;
+    plan->tile_entries = varlen ? 1 : p->batch;
+    plan->row_blocks = varlen && p->rows_q > 0 ? FA_VARLEN_TILES(p->rows_q, p->batch + 1, block_m)
+                                               : (p->rows_q + block_m - 1) / block_m;
+    *tiles = plan->row_blocks * p->heads; /* at most 2^30 * 2^31 */
+    if (*tiles > 0 && plan->tile_entries > MAX_BLOCKS / *tiles)
         return fa_fail(FA_UNSUPPORTED,
-                       "%" PRId64 " sequences of up to %" PRId64 " queries with %" PRId64
+                       "%" PRId64 " sequences, %s of %" PRId64 " queries, with %" PRId64
                        " heads: more than 2^31 - 1 query tiles of %" PRId64 " rows",
-                       entries, p->rows_q, p->heads, block_m);
-    *tiles *= entries;
+                       p->batch, varlen ? "together" : "each", p->rows_q, p->heads, block_m);
+    *tiles *= plan->tile_entries;
     return FA_OK;
 }
 
@@ -164,7 +165,7 @@ static void plan_standard(const fa_problem *p, fa_gpu_plan *plan) {
     plan->step_count = STANDARD_STEPS;
     for (int step = 0; step < STANDARD_STEPS; step++) {
         plan->steps[step].blocks =
-            STANDARD_GRID(step, fa_problem_sequences(p), p->heads, plan->row_blocks, plan->key_blocks);
+            STANDARD_GRID(step, plan->tile_entries, p->heads, plan->row_blocks, plan->key_blocks);
         plan->steps[step].shared_bytes = STANDARD_SHARED_BYTES(step, v->head_dim, v->block_m, v->block_n,
                                                                v->threads / 32, v->stages, plan->key_blocks);
     }
@@ -192,9 +193,24 @@ static fa_status plan_steps(const fa_problem *p, fa_gpu_plan *plan) {
         plan_v1(p, plan);
     else if (plan->kernel == FA_KERNEL_V2)
         plan_v2(plan->variant, tiles, plan);
+    else if (plan->kernel == FA_KERNEL_V3)
+        fa_v3_plan(p, tiles, plan);
     else
         plan_standard(p, plan);
     return check_steps(plan);
+}
+
+/* FA_KERNEL_AUTO becomes the newest kernel that machine and tensors allow. */
+static fa_status choose_kernel(const fa_problem *p, fa_gpu_plan *plan) {
+    char text[FA_V3_OBSTACLE_TEXT];
+    bool automatic = p->kernel == FA_KERNEL_AUTO, hopper = plan->machine->arch == 90;
+    if (!automatic && p->kernel != FA_KERNEL_V3) return FA_OK;
+    const char *obstacle = fa_v3_obstacle(p, text);
+    if (!automatic)
+        return obstacle == NULL ? FA_OK : fa_fail(FA_UNSUPPORTED, "kernel = v3: %s; v2 takes such tensors", obstacle);
+    plan->kernel = hopper && obstacle == NULL ? FA_KERNEL_V3 : FA_KERNEL_V2;
+    if (hopper && obstacle != NULL) (void)snprintf(plan->note, sizeof plan->note, "not v3: %s", obstacle);
+    return FA_OK;
 }
 
 fa_status fa_gpu_forward_plan(const fa_problem *p, fa_gpu_plan *plan) {
@@ -202,6 +218,7 @@ fa_status fa_gpu_forward_plan(const fa_problem *p, fa_gpu_plan *plan) {
     FA_TRY(check_kernel(plan->kernel));
     FA_TRY(fa_machine_open((fa_device){p->device_type, p->device_id}, &plan->machine));
     FA_TRY(check_options(p, plan->kernel));
+    FA_TRY(choose_kernel(p, plan));
     FA_TRY(check_size("batch", p->batch, INT32_MAX - 1));
     FA_TRY(check_size("heads", p->heads, INT32_MAX));
     FA_TRY(check_size(p->cu_seqlens_q.data != NULL ? "total_q" : "seqlen_q", p->rows_q, MAX_ROWS));
@@ -279,6 +296,7 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
     fa_forward_params forward = params_of(p, plan);
     fa_v1_params v1 = {forward, workspace};
     fa_standard_params standard = {forward, workspace, (int32_t)plan->key_blocks, 0};
+    fa_v3_params v3;
     fa_launch launch = {.kernel = plan->variant,
                         .grid = {1, 1, 1},
                         .threads = (uint32_t)plan->variant->threads,
@@ -292,6 +310,11 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
     } else if (plan->kernel == FA_KERNEL_STANDARD) {
         launch.params = &standard;
         launch.params_bytes = sizeof standard;
+    } else if (plan->kernel == FA_KERNEL_V3) {
+        launch.params = &v3;
+        launch.params_bytes = sizeof v3;
+        FA_TRY(fa_v3_params_init(&v3, p, plan, &forward, workspace));
+        if (workspace != NULL) FA_TRY(plan->machine->fill(plan->machine, workspace, 0, sizeof(uint32_t), p->stream));
     }
     if (plan->machine->emulated) {
         launch.memory_count = fa_memory_ranges(p, memory);
@@ -302,10 +325,10 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
         standard.step = step;
         launch.grid[0] = (uint32_t)plan->steps[step].blocks;
         /* v2 takes its tile from a grid of three dimensions without a division, if y and z can hold heads and sequences. */
-        if (plan->kernel == FA_KERNEL_V2 && forward.heads <= MAX_GRID_YZ && forward.entries <= MAX_GRID_YZ) {
+        if (plan->kernel == FA_KERNEL_V2 && forward.heads <= MAX_GRID_YZ && plan->tile_entries <= MAX_GRID_YZ) {
             launch.grid[0] = (uint32_t)forward.row_blocks;
             launch.grid[1] = (uint32_t)forward.heads;
-            launch.grid[2] = (uint32_t)forward.entries;
+            launch.grid[2] = (uint32_t)plan->tile_entries;
         }
         launch.shared_bytes = (uint32_t)plan->steps[step].shared_bytes;
         FA_TRY(plan->machine->launch(plan->machine, &launch));
@@ -316,6 +339,7 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
 fa_status fa_gpu_forward(const fa_problem *p, const fa_gpu_plan *plan) {
     const fa_machine *m = plan->machine;
     void *workspace = NULL;
+    if (plan->step_count == 0) return FA_OK;
     if (plan->workspace_bytes == 0) return launch_steps(p, plan, NULL);
     FA_TRY(m->allocate(m, (size_t)plan->workspace_bytes, p->stream, &workspace));
     fa_status status = launch_steps(p, plan, workspace);
@@ -331,7 +355,7 @@ fa_status fa_gpu_forward(const fa_problem *p, const fa_gpu_plan *plan) {
 static fa_status supported_on(fa_device device, fa_kernel kernel) {
     const fa_machine *machine;
     FA_TRY(fa_machine_open(device, &machine));
-    return fa_machine_runs(machine, fa_variant_find(source_of(kernel), FA_ELEMENT_BFLOAT16, 1, false));
+    return fa_machine_runs(machine, fa_variant_find(source_of(kernel), FA_ELEMENT_BFLOAT16, 1, 1, false));
 }
 
 fa_status fa_gpu_kernel_supported(fa_kernel kernel) {

@@ -17,9 +17,11 @@ typedef struct fa_gpu_plan {
     const fa_machine *machine;
     const fa_variant *variant;
     bool rows_aligned;       /* all rows of q, k, v and out are whole 16-byte pieces of memory */
-    int64_t row_blocks;      /* query tiles per (sequence, head) */
+    int64_t row_blocks;      /* query tiles per head, as in fa_forward_params */
+    int64_t tile_entries;    /* batch entries that have so many each; variable length: 1 */
     int64_t key_blocks;      /* the standard kernel: key tiles of the longest sequence */
     int64_t workspace_bytes; /* 0: none is needed */
+    char note[160];          /* why FA_KERNEL_AUTO passed over a newer kernel; "" if it did not */
     int32_t step_count;      /* 0: nothing to do */
     fa_gpu_step steps[3];
 } fa_gpu_plan;

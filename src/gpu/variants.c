@@ -14,13 +14,15 @@ static const fa_variant variants[] = {
 #undef FA_KERNEL
 };
 
-const fa_variant *fa_variant_find(const char *source, fa_element type, int64_t head_dim, bool general) {
+const fa_variant *fa_variant_find(const char *source, fa_element type, int64_t head_dim, int64_t head_dim_v,
+                                  bool general) {
     const fa_variant *best = NULL;
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         const fa_variant *v = &variants[i];
-        if (v->head_dim < head_dim || v->type != type || v->general != general || strcmp(v->source, source) != 0)
+        if (v->head_dim < head_dim || v->head_dim_v < head_dim_v || v->type != type || v->general != general ||
+            strcmp(v->source, source) != 0)
             continue;
-        if (best == NULL || v->head_dim < best->head_dim) best = v;
+        if (best == NULL || v->head_dim + v->head_dim_v < best->head_dim + best->head_dim_v) best = v;
     }
     return best;
 }

@@ -33,6 +33,9 @@ typedef struct fa_device_table {
 /* Queries of the whole batch, each counted once; p may point to a fa_problem as well. */
 #define FA_WORKSPACE_ROWS(p) ((int64_t)(p)->rows_q * ((p)->cu_seqlens_q.data ? 1 : (int64_t)(p)->batch))
 
+/* Query tiles of a variable-length batch, as tile_sequence() counts them. */
+#define FA_VARLEN_TILES(rows_q, entries, block_m) ((rows_q) / (block_m) + (entries))
+
 typedef struct fa_forward_params {
     fa_device_rows q, k, v, out;
     char *lse; /* float32 */
@@ -50,7 +53,7 @@ typedef struct fa_forward_params {
     int32_t
         max_seqlen_q; /* no sequence is taken to be longer, whatever the lengths on the device say: bias and mask need */
     int32_t max_seqlen_k; /* not reach further */
-    int32_t row_blocks;   /* query tiles per (batch entry, head) in the grid */
+    int32_t row_blocks;   /* query tiles per head: dense, of a batch entry; variable length, of the whole batch */
     int32_t out_float32;  /* out is float32 instead of the input's dtype */
     int32_t rows_aligned; /* all rows of q, k, v start at multiples of 16 bytes and are a multiple of 16 bytes long */
 

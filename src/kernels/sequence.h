@@ -61,6 +61,31 @@ DEVICE device_sequence sequence_load(const fa_forward_params *p, int entry) {
     return s;
 }
 
+/*
+ * The sequence that a query tile belongs to. Dense: that of batch entry `entry`, where tiles count from 0. Variable
+ * length: tiles count through the whole batch, since only the device knows how long each sequence is; *tile becomes the
+ * number within its sequence. Sequence n begins with tile cu_seqlens_q[n] / block_m + n, which leaves room for all its
+ * rows and wastes at most one tile.
+ */
+DEVICE device_sequence tile_sequence(const fa_forward_params *p, int entry, uint32_t *tile, int block_m) {
+    if (p->cu_seqlens_q.data) {
+        int low = 0, high = p->entries - 1, first = 0;
+        while (low <= high) { /* the last sequence that begins at this tile or before */
+            int middle = (low + high) / 2;
+            int begin = clamp_length(device_length(&p->cu_seqlens_q, middle), p->rows_q) / block_m + middle;
+            if (begin <= (int)*tile) {
+                entry = middle;
+                first = begin;
+                low = middle + 1;
+            } else {
+                high = middle - 1;
+            }
+        }
+        *tile -= (uint32_t)first;
+    }
+    return sequence_load(p, entry);
+}
+
 /* What the used ones of a tile's rows see. */
 typedef struct device_tile_keys {
     fa_key_range some; /* keys that at least one of them sees */

@@ -53,10 +53,11 @@ typedef struct row_tile {
 /* Returns 0 if the sequence has no such rows. */
 DEVICE int tile_locate(row_tile *t, const fa_standard_params *params, uint32_t index) {
     const fa_forward_params *p = &params->forward;
-    t->row = (int)(index % (uint32_t)p->row_blocks) * BLOCK_M;
+    uint32_t tile = index % (uint32_t)p->row_blocks;
     index /= (uint32_t)p->row_blocks;
     t->head = (int)(index % (uint32_t)p->heads);
-    t->sequence = sequence_load(p, (int)(index / (uint32_t)p->heads));
+    t->sequence = tile_sequence(p, (int)(index / (uint32_t)p->heads), &tile, BLOCK_M);
+    t->row = (int)tile * BLOCK_M;
     t->key_tiles = (t->sequence.visibility.key_end + BLOCK_N - 1) / BLOCK_N;
     if (t->key_tiles > params->key_blocks) t->key_tiles = params->key_blocks;
     t->scores_stride = (int64_t)params->key_blocks * (BLOCK_N * 2);

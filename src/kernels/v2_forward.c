@@ -49,7 +49,7 @@ DEVICE int tile_locate(query_tile *t, const fa_forward_params *p) {
     }
     row_tile = (uint32_t)p->row_blocks - 1 - row_tile;
     t->head = (int)head;
-    t->sequence = sequence_load(p, (int)entry);
+    t->sequence = tile_sequence(p, (int)entry, &row_tile, BLOCK_M);
     t->row = (int)row_tile * BLOCK_M;
     if (t->row >= t->sequence.q_rows) return 0;
 

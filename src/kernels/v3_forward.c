@@ -1,23 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * FlashAttention-3 forward for Hopper (Shah et al., 2024). A block has a producer warpgroup, which only issues TMA loads into a ring of K and V
- * tiles, and CONSUMERS consumer warpgroups of 64 query rows each. The consumers' two products run asynchronously on the tensor cores: while
- * softmax works on the scores of tile j, the product P V of tile j + 1 is under way (overlap inside a warpgroup), and the warpgroups take turns
- * in issuing products, so that one's softmax runs under the other's products (ping-pong). Blocks are persistent: the loads of the next query
- * tile start while the current one is finished.
+ * FlashAttention-3 forward for Hopper (Shah et al., 2024). A block has a producer warpgroup, which only issues TMA
+ * loads into a ring of K and V tiles, and CONSUMERS consumer warpgroups of 64 query rows each. The consumers' two
+ * products run asynchronously on the tensor cores: while softmax works on the scores of tile j, the product P V of tile
+ * j + 1 is under way (overlap inside a warpgroup), and the warpgroups take turns in issuing products, so that one's
+ * softmax runs under the other's products (ping-pong). Blocks are persistent: the loads of the next query tile start
+ * while the current one is finished.
  *
  * Compiled once per row of variants.def, with
  *   HEAD_DIM, HEAD_DIM_V  columns of Q, K and of V, O; smaller ones are padded with zeros by TMA
- *   BF16         1: bfloat16, 0: float16
- *   GENERAL      1: softcap, ALiBi, bias, boolean mask, scales <= 0; 0: none of these, and faster for it
- *   CONSUMERS    2 or 3; a query tile has 64 CONSUMERS rows
- *   BLOCK_N      keys of a K/V tile
- *   STAGES       K/V tiles in flight, a power of two
- *   Q_REGISTERS  1: Q fragments are kept in registers
- *   OUT_IN_Q     1: the output tile takes the place of the Q tile (where shared memory is short)
- *   PING_PONG    1: consumer warpgroups take turns
+ *   BF16      1: bfloat16, 0: float16
+ *   GENERAL   1: softcap, ALiBi, bias, boolean mask, scales <= 0; 0: none of these, and faster for it
+ *   BLOCK_M   rows of a query tile, 64 per consumer warpgroup: 128 or 192
+ *   WARPS     4 per warpgroup, the producer's included
+ *   BLOCK_N   keys of a K/V tile
+ *   STAGES    K/V tiles in flight, a power of two
+ *
+ * To measure what a technique is worth, the compiler can be told to leave it out:
+ *   PING_PONG 0: consumer warpgroups issue products whenever they are ready
+ *   OVERLAP   0: a warpgroup waits for each product before it goes on
  */
-#define BLOCK_M (64 * CONSUMERS)
+#ifndef PING_PONG
+#    define PING_PONG 1
+#endif
+#ifndef OVERLAP
+#    define OVERLAP 1
+#endif
 #define STRIPS 1 /* of 16 rows per warp */
 #define OUT_COLUMNS HEAD_DIM_V
 #define TILE_PAGE 64 /* as TMA lays tiles out, for every HEAD_DIM */
@@ -26,7 +34,16 @@
 #include "score.h"
 #include "v3_params.h"
 
-#define THREADS (128 * (CONSUMERS + 1))
+#define CONSUMERS (BLOCK_M / 64)
+#define THREADS (32 * WARPS)
+#if WARPS != 4 * (CONSUMERS + 1) || (STAGES & (STAGES - 1)) != 0
+#    error "WARPS: a warpgroup for the producer and one for every 64 rows; STAGES: a power of two, see ring_stage()"
+#endif
+/* The output tile takes the place of the Q tile where shared memory is short. */
+#define OUT_IN_Q V3_OUT_IN_Q(HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, STAGES)
+/* Q fragments are kept in registers where there are enough: a product reads less shared memory for it. */
+#define Q_REGISTERS (!GENERAL && !OUT_IN_Q && CONSUMERS == 2 && HEAD_DIM <= 128 && HEAD_DIM_V <= 128)
+
 #define STEPS (HEAD_DIM / 16)
 #define PAGES V3_PAGES(HEAD_DIM)
 #define PAGES_V V3_PAGES(HEAD_DIM_V)
@@ -47,10 +64,8 @@
 #    define PRODUCER_REGISTERS 32
 #    define CONSUMER_REGISTERS 160
 #else
-#    ifndef PRODUCER_REGISTERS
-#        define PRODUCER_REGISTERS 24
-#        define CONSUMER_REGISTERS 240
-#    endif
+#    define PRODUCER_REGISTERS 24
+#    define CONSUMER_REGISTERS 240
 #endif
 
 /* Named barriers: the turn of each consumer warpgroup, and its own 128 threads in the epilogue. */
@@ -132,12 +147,13 @@ DEVICE work_item work_load(uint32_t address) {
     return w;
 }
 
-/* Tile `number` in the order of work. Returns 0 if the sequence has no such rows. */
-DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_params *params, uint32_t number) {
+/* Tile `number` in the order of work, and the keys that some of its rows see. Returns 0 if the sequence has no such rows. */
+DEVICE int work_locate(work_item *w, device_sequence *sequence, fa_key_range *seen, const fa_v3_params *params,
+                       uint32_t number) {
     const fa_forward_params *p = &params->forward;
     uint32_t row_blocks = (uint32_t)p->row_blocks, pair, row_tile;
     if (params->longest_first) {
-        uint32_t group = (uint32_t)params->group_heads, pairs = (uint32_t)(p->entries * p->heads);
+        uint32_t group = (uint32_t)params->group_heads, pairs = (uint32_t)params->pairs;
         uint32_t first = number / (group * row_blocks) * group, rest = number - first * row_blocks;
         if (pairs - first < group) group = pairs - first;
         row_tile = row_blocks - 1 - rest / group;
@@ -146,22 +162,20 @@ DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_para
         row_tile = number % row_blocks;
         pair = number / row_blocks;
     }
-    w->entry = (int)(pair / (uint32_t)p->heads);
     w->head = (int)(pair % (uint32_t)p->heads);
+    *sequence = tile_sequence(p, (int)(pair / (uint32_t)p->heads), &row_tile, BLOCK_M);
+    w->entry = sequence->entry;
     w->row = (int)row_tile * BLOCK_M;
-    *sequence = sequence_load(p, w->entry);
     if (w->row >= sequence->q_rows) return 0;
 
-    const fa_visibility *visibility = &sequence->visibility;
-    w->tile_begin = w->tile_end = w->everyone_begin = w->everyone_end = 0;
-    if (w->row >= visibility->seqlen_q) return 1;
-    int last_row = w->row + BLOCK_M < visibility->seqlen_q ? w->row + BLOCK_M - 1 : visibility->seqlen_q - 1;
-    fa_key_range first = fa_visible_keys(visibility, w->row), last = fa_visible_keys(visibility, last_row);
-    if (first.begin >= last.end) return 1;
-    w->tile_begin = first.begin / BLOCK_N;
-    w->tile_end = (last.end + BLOCK_N - 1) / BLOCK_N;
-    w->everyone_begin = last.begin;
-    w->everyone_end = first.end;
+    const device_tile_keys keys = tile_keys(&sequence->visibility, w->row, w->row + BLOCK_M);
+    *seen = keys.some;
+    w->tile_begin = w->tile_end = 0;
+    w->everyone_begin = keys.all.begin;
+    w->everyone_end = keys.all.end;
+    if (keys.some.begin >= keys.some.end) return 1;
+    w->tile_begin = keys.some.begin / BLOCK_N;
+    w->tile_end = (keys.some.end + BLOCK_N - 1) / BLOCK_N;
     return 1;
 }
 
@@ -220,24 +234,27 @@ DEVICE int row_not_finite(uint32_t tile, int row) {
 }
 #endif
 
-/* Whether a V tile may hold rows that no query may see: rows of another sequence, unused ones, left padding, or keys that bias or mask hide.
- * Their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already. */
-DEVICE int values_need_cleaning(const fa_forward_params *p, const device_sequence *sequence, int key) {
+/*
+ * Whether a V tile holds rows that no row of the query tile may see, for their position or, perhaps, because bias or
+ * mask hide them: their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
+ */
+DEVICE int values_need_cleaning(const fa_forward_params *p, fa_key_range seen, int key) {
     if (GENERAL && (p->bias.data || p->mask.data)) return 1;
-    if (!p->cu_seqlens_k.data && !p->seqused_k.data && !p->leftpad_k.data) return 0;
-    return key < sequence->visibility.key_begin || key + BLOCK_N > sequence->visibility.key_end;
+    const int whole = !p->cu_seqlens_k.data && seen.end == p->rows_k;
+    return key < seen.begin || (key + BLOCK_N > seen.end && !whole);
 }
 
-DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, const work_item *w,
-                         int key) {
+DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, fa_key_range seen,
+                         const work_item *w, int key) {
     const u32x4 zero = {0, 0, 0, 0};
     for (int row = (int)lane_index(); row < BLOCK_N; row += 32) {
-        int unseen = key + row < sequence->visibility.key_begin || key + row >= sequence->visibility.key_end;
+        int unseen = key + row < seen.begin || key + row >= seen.end;
 #if GENERAL
         if (!unseen && (p->bias.data || p->mask.data) && row_not_finite(tile, row))
             unseen = key_unseen(p, sequence, w, key + row);
 #else
         (void)p;
+        (void)sequence;
         (void)w;
 #endif
         if (!unseen) continue;
@@ -253,12 +270,13 @@ DEVICE void produce(const shared_layout *s, const fa_v3_params *params) {
     work_item w;
     while (number < (uint32_t)params->tiles) {
         device_sequence sequence;
+        fa_key_range seen;
         uint32_t next = number + blocks;
         if (params->next_tile) { /* asked for early: the answer takes as long as a memory access */
             if (lane_index() == 0) next = global_atomic_add_u32(params->next_tile, 1) + blocks;
             next = shuffle_index_u32(next, 0);
         }
-        int found = work_locate(&w, &sequence, params, number);
+        int found = work_locate(&w, &sequence, &seen, params, number);
         number = next;
         if (!found) continue;
         publish(s, published++, &w);
@@ -277,20 +295,20 @@ DEVICE void produce(const shared_layout *s, const fa_v3_params *params) {
             mbarrier_wait(s->k_empty + 8 * stage, empty);
             load_pages(k_tile, s->k_full + 8 * stage, &params->k, BLOCK_N, PAGES, row, head_kv, entry_k);
             mbarrier_wait(s->v_empty + 8 * stage, empty);
-            if (!values_need_cleaning(p, &sequence, tile * BLOCK_N)) {
+            if (!values_need_cleaning(p, seen, tile * BLOCK_N)) {
                 load_pages(v_tile, s->v_full + 8 * stage, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
                 continue;
             }
             load_pages(v_tile, s->v_raw, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
             mbarrier_wait(s->v_raw, cleaned++ & 1u);
-            clean_values(v_tile, p, &sequence, &w, tile * BLOCK_N);
+            clean_values(v_tile, p, &sequence, seen, &w, tile * BLOCK_N);
             fence_proxy_async_shared();
             warp_sync();
             if (lane_index() == 0) mbarrier_arrive(s->v_full + 8 * stage);
         }
     }
-    w.row = -1;
-    publish(s, published, &w);
+    const work_item end = {0, 0, -1, 0, 0, 0, 0};
+    publish(s, published, &end);
 }
 
 /* ---- Consumer: products --------------------------------------------------------------------------------------------------- */
@@ -415,6 +433,7 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
     softmax_step(s, BLOCK_N / 2, rows, scale_log2, rescale);
     pack_weights(p, s);
 
+#if OVERLAP
     NO_UNROLL
     for (int tile = w->tile_end - 2; tile >= w->tile_begin; tile--) {
         const uint32_t v_stage = stage, v_parity = ring_parity(kv, STAGES); /* V lags behind K by one tile */
@@ -437,6 +456,29 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
         pack_weights(p, s);
         rescale_output(o, rescale);
     }
+#else
+    NO_UNROLL
+    for (int tile = w->tile_end - 2; tile >= w->tile_begin; tile--) { /* the same, one thing after another */
+        mbarrier_wait(shared->v_full + 8 * stage, ring_parity(kv, STAGES));
+        turn_wait(consumer);
+        issue_values(o, p, shared->v + stage * BYTES_V, tile < w->tile_end - 2);
+        wgmma_wait_group(0);
+        register_fence_f32(o, HEAD_DIM_V / 2);
+        release(shared->v_empty + 8 * stage, thread);
+        kv++;
+        stage = ring_stage(kv, STAGES);
+        mbarrier_wait(shared->k_full + 8 * stage, ring_parity(kv, STAGES));
+        issue_scores(s, q_tile, q, shared->k + stage * BYTES_K);
+        turn_pass(consumer);
+        wgmma_wait_group(0);
+        register_fence_f32(s, BLOCK_N / 2);
+        release(shared->k_empty + 8 * stage, thread);
+        prepare_scores(s, params, w, consumer, tile);
+        softmax_step(s, BLOCK_N / 2, rows, scale_log2, rescale);
+        pack_weights(p, s);
+        rescale_output(o, rescale);
+    }
+#endif
 
 #if !Q_REGISTERS && !OUT_IN_Q
     release(shared->q_empty, thread);
@@ -477,7 +519,7 @@ DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shar
         }
         UNROLL
         for (int i = 0; i < HEAD_DIM_V / 2; i++)
-            if (i / 2 % 2 == r) o[i] *= result.factor;
+            if (i / 2 % 2 == r) o[i] = result.factor == 0.0f ? 0.0f : o[i] * result.factor; /* O may be NaN */
         if (lane % 4 == 0) store_lse(p, &sequence, w->head, row, result.lse);
     }
 

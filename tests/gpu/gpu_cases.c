@@ -26,9 +26,24 @@ static void gpu_inputs(attention_case *c) {
     c->values = VALUES_NORMAL;
     if (c->layout_v == LAYOUT_BROADCAST) c->layout_v = LAYOUT_PERMUTED;
     if (c->v_in_k && c->layout_k == LAYOUT_BROADCAST) c->layout_k = LAYOUT_PERMUTED;
+    if (c->v_in_k && c->inputs == INPUT_EQUAL_KEYS) c->inputs = INPUT_NORMAL;
 }
 
-attention_case gpu_random_case(const char *name, uint64_t index) {
+static layout tma_layout(layout kind, int64_t columns) {
+    return kind == LAYOUT_COMPACT && columns % 8 == 0 ? LAYOUT_COMPACT : LAYOUT_ALIGNED;
+}
+
+/* What v3 takes: tensors that TMA can read, and an output that can be written 16 bytes at a time. */
+static void fit_to_tma(attention_case *c) {
+    if (!c->out_float32) c->head_dim_v = (c->head_dim_v + 7) / 8 * 8;
+    if (c->v_in_k && c->head_dim < c->head_dim_v) c->head_dim = c->head_dim_v;
+    c->layout_q = tma_layout(c->layout_q, c->head_dim);
+    c->layout_k = tma_layout(c->layout_k, c->head_dim);
+    c->layout_v = tma_layout(c->layout_v, c->head_dim_v);
+    c->layout_out = tma_layout(c->layout_out, c->head_dim_v);
+}
+
+attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kernel) {
     attention_case c = random_case(name, index);
     rng random = rng_named(name, ~index), *r = &random;
     layout *layouts[] = {&c.layout_q,   &c.layout_k,      &c.layout_v,     &c.layout_out,
@@ -36,11 +51,11 @@ attention_case gpu_random_case(const char *name, uint64_t index) {
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) *layouts[i] = gpu_layout(*layouts[i], r);
     if (c.type == FA_ELEMENT_FLOAT32) c.type = rng_chance(r, 0.5) ? FA_ELEMENT_FLOAT16 : FA_ELEMENT_BFLOAT16;
     gpu_inputs(&c);
-    if (c.seqlen_q < 16) c.seqlen_q += 16; /* few rows: the standard kernel's error is a matter of luck */
     c.page_size = 0;
     c.num_splits = 0;
     /* Lengths on a device are unknown to the host, so bias and mask must reach what is stated or else the whole tensor. */
     if (c.bias.given || c.mask.given) c.state_maximum = true;
+    if (kernel == FA_KERNEL_V3) fit_to_tma(&c);
     return c;
 }
 
@@ -57,7 +72,7 @@ attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_di
                             .head_dim_v = head_dim};
 }
 
-const fa_kernel gpu_kernels[GPU_KERNELS] = {FA_KERNEL_STANDARD, FA_KERNEL_V1, FA_KERNEL_V2};
+const fa_kernel gpu_kernels[GPU_KERNELS] = {FA_KERNEL_STANDARD, FA_KERNEL_V1, FA_KERNEL_V2, FA_KERNEL_V3};
 
 static char machine[64]; /* "": GPU 0 */
 _Thread_local bool gpu_forward_on_cuda;
@@ -108,17 +123,33 @@ static double largest_error(const tensor *t, const yardstick *y, double (*refere
 }
 
 /*
- * The GPU's standard kernel does the CPU's roundings in another order. Two such errors are alike on the whole, but
- * the largest of one may be more than twice the largest of the other: four times is granted.
+ * The largest errors of the standard kernel on the CPU, in all of DRAWS cases that differ in their numbers alone. Where
+ * few elements are looked at, the largest error of one case is a matter of luck, that of many is what such a case shows.
  */
-static bool as_right_as_standard(attention_call *a, const yardstick *y, const outputs *o) {
-    outputs standard = run_call(a, (contender){FA_KERNEL_STANDARD, FA_ISA_AUTO});
-    bool right = isfinite(largest_error(o->out, y, yardstick_out)) &&
-                 isfinite(largest_error(o->lse, y, yardstick_lse)) &&
-                 largest_error(o->out, y, yardstick_out) <= 4 * largest_error(standard.out, y, yardstick_out) &&
-                 largest_error(o->lse, y, yardstick_lse) <= 4 * largest_error(standard.lse, y, yardstick_lse);
-    outputs_free(&standard);
-    return right;
+static void errors_of_draws(const attention_case *c, double *out, double *lse) {
+    enum { DRAWS = 12 };
+    *out = *lse = 0;
+    for (uint64_t i = 1; i <= DRAWS; i++) {
+        attention_case draw = *c;
+        draw.index += i << 40;
+        attention_call *a = call_new(&draw);
+        call_poison_hidden(a);
+        yardstick *y = yardstick_new(a);
+        outputs standard = run_call(a, (contender){FA_KERNEL_STANDARD, FA_ISA_AUTO});
+        *out = fmax(*out, largest_error(standard.out, y, yardstick_out));
+        *lse = fmax(*lse, largest_error(standard.lse, y, yardstick_lse));
+        outputs_free(&standard);
+        yardstick_free(y);
+        call_free(a);
+    }
+}
+
+/* The rule of judge.h, by the yardstick of many draws. Of that an infinite error is no measure. */
+static bool as_right_as_draws(const attention_case *c, const yardstick *y, const outputs *o) {
+    double out, lse;
+    errors_of_draws(c, &out, &lse);
+    return isfinite(out) && isfinite(lse) && largest_error(o->out, y, yardstick_out) <= 2 * out &&
+           largest_error(o->lse, y, yardstick_lse) <= 2 * lse;
 }
 
 void gpu_judge_case(const attention_case *c, fa_kernel kernel) {
@@ -127,8 +158,7 @@ void gpu_judge_case(const attention_case *c, fa_kernel kernel) {
     yardstick *y = yardstick_new(a);
     outputs o = run_on_gpu(a, kernel);
     const char *fault = fault_in_outputs(y, &o);
-    if (fault != NULL && right_to_float32(y, &o)) fault = NULL;
-    if (fault != NULL && kernel == FA_KERNEL_STANDARD && as_right_as_standard(a, y, &o)) fault = NULL;
+    if (fault != NULL && (right_to_float32(y, &o) || as_right_as_draws(c, y, &o))) fault = NULL;
     if (fault != NULL) call_fail(a, "%s on %s: %s", fa_kernel_name(kernel), gpu_name(), fault);
     outputs_free(&o);
     yardstick_free(y);

@@ -8,15 +8,15 @@
 
 #include "support/attention_case.h"
 
-/* Case number `index` of this run's seed, of what GPU kernels take: over all features and layouts at once. */
-attention_case gpu_random_case(const char *name, uint64_t index);
+/* Case number `index` of this run's seed, of what the GPU kernel takes: over all its features and layouts at once. */
+attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kernel);
 
 /* float16 or bfloat16, one sequence, two heads on one, more than one tile of queries and keys. */
 attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_dim);
 
 /* GPU kernels of this build; the standard kernel stands for its GPU version. */
-extern const fa_kernel gpu_kernels[3];
-enum { GPU_KERNELS = 3 };
+enum { GPU_KERNELS = 4 };
+extern const fa_kernel gpu_kernels[GPU_KERNELS];
 
 /*
  * Where the functions below run GPU kernels from now on: an emulated machine as FLASHATTN_MACHINE names it, or with

@@ -136,7 +136,7 @@ static void random_cases_keep_the_error_budget(void **test) {
     int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 500);
     for (int k = 0; k < GPU_KERNELS; k++)
         for (int64_t i = first; i < first + cases; i++) {
-            attention_case c = gpu_random_case("gpu sweep", (uint64_t)i);
+            attention_case c = gpu_random_case("gpu sweep", (uint64_t)i, gpu_kernels[k]);
             gpu_judge_case(&c, gpu_kernels[k]);
         }
 }

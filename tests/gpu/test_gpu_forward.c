@@ -24,12 +24,13 @@ static int64_t setting(const char *name, int64_t otherwise) {
     return text == NULL ? otherwise : strtoll(text, NULL, 0);
 }
 
-/* Another part and another order of threads for each case; printed with a failure. */
-static void choose_machine(const char *name, uint64_t index) {
-    static const char *const parts[] = {"a100", "h100", "h200", "b200"};
+/* Another part and another order of threads for each case; printed with a failure. v3 is for Hopper alone. */
+static void choose_machine(const char *name, uint64_t index, fa_kernel kernel) {
+    static const char *const parts[] = {"h100", "h200", "a100", "b200"};
     rng r = rng_named(name, index);
     char specification[64];
-    (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[rng_next(&r) % 4], rng_next(&r));
+    uint64_t part = rng_next(&r) % (kernel == FA_KERNEL_V3 ? 2 : 4);
+    (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[part], rng_next(&r));
     gpu_use_machine(specification);
 }
 
@@ -40,7 +41,7 @@ static void every_width_and_dtype(void **test) {
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (int t = 0; t < 2; t++) {
                 attention_case c = gpu_plain_case("widths", types[t], widths[w]);
-                choose_machine("widths", (uint64_t)(w * 2 + (size_t)t));
+                choose_machine("widths", (uint64_t)(w * 2 + (size_t)t), gpu_kernels[k]);
                 c.causal = w % 2 == 0 ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
                 gpu_judge_case(&c, gpu_kernels[k]);
             }
@@ -51,12 +52,30 @@ static void random_cases_keep_the_error_budget(void **test) {
     int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 200), done = 0;
     double end = seconds() + (double)setting("FLASHATTN_TEST_SECONDS", 20);
     for (; done < cases && seconds() < end; done++) {
-        attention_case c = gpu_random_case("gpu sweep", (uint64_t)(first + done));
-        choose_machine("gpu sweep", (uint64_t)(first + done));
-        gpu_judge_case(&c, gpu_kernels[(first + done) % GPU_KERNELS]);
+        fa_kernel kernel = gpu_kernels[(first + done) % GPU_KERNELS];
+        attention_case c = gpu_random_case("gpu sweep", (uint64_t)(first + done), kernel);
+        choose_machine("gpu sweep", (uint64_t)(first + done), kernel);
+        gpu_judge_case(&c, kernel);
     }
     (void)printf("%" PRId64 " cases\n", done);
     assert_true(done > 0);
+}
+
+/* More query tiles than multiprocessors: v3's blocks take several each, in the order of work of either schedule. */
+static void persistent_blocks_take_many_tiles(void **test) {
+    (void)test;
+    for (int causal = FA_CAUSAL_NONE; causal <= FA_CAUSAL_TOP_LEFT; causal++) {
+        attention_case c = gpu_plain_case("many tiles", types[causal % 2], 64);
+        c.batch = 6;
+        c.heads = 24;
+        c.heads_kv = 8;
+        c.seqlen_q = 20;
+        c.seqlen_k = 300;
+        c.causal = (fa_causal)causal;
+        c.softcap = causal == FA_CAUSAL_TOP_LEFT ? 5 : 0;
+        choose_machine("many tiles", (uint64_t)causal, FA_KERNEL_V3);
+        gpu_judge_case(&c, FA_KERNEL_V3);
+    }
 }
 
 static void answers_do_not_depend_on_order(void **test) {
@@ -111,9 +130,15 @@ static void plans_tell_what_would_run(void **test) {
     assert_true(s.info.tile_rows >= 64 && s.info.tile_keys >= 32);
     s.options.softcap = 20;
     s.options.kernel = FA_KERNEL_AUTO;
+    assert_int_equal(plan(&s), FA_OK);
+    assert_string_equal(s.info.name, "v3_forward_f16_d64_general on emulated-h100");
+    assert_string_equal(s.info.note, "");
     s.shape[3] = 65;
     assert_int_equal(plan(&s), FA_OK);
     assert_string_equal(s.info.name, "v2_forward_f16_d96_general on emulated-h100");
+    assert_string_equal(s.info.note,
+                        "not v3: the row stride of q is 390 bytes: for TMA must be a multiple of 16 above 0 "
+                        "and below 2^40");
     s = small_call_new();
     s.q.data = (void *)4098; /* aligned to its elements, not to 16 bytes */
     assert_int_equal(plan(&s), FA_OK);
@@ -121,6 +146,21 @@ static void plans_tell_what_would_run(void **test) {
     s.options.kernel = FA_KERNEL_CPU;
     assert_int_equal(plan(&s), FA_OK);
     assert_int_equal(s.info.kernel, FA_KERNEL_CPU);
+
+    s = small_call_new();
+    s.options.kernel = FA_KERNEL_V3;
+    assert_int_equal(plan(&s), FA_OK);
+    assert_string_equal(s.info.name, "v3_forward_f16_d64 on emulated-h100");
+    assert_int_equal(s.info.workspace_bytes, 0);
+    s.options.causal = FA_CAUSAL_BOTTOM_RIGHT; /* tiles differ: a counter hands them out */
+    assert_int_equal(plan(&s), FA_OK);
+    assert_int_equal(s.info.workspace_bytes, 16);
+    assert_int_equal(setenv("FLASHATTN_MACHINE", "emulated-a100", 1), 0);
+    s.options.kernel = FA_KERNEL_AUTO;
+    assert_int_equal(plan(&s), FA_OK);
+    assert_int_equal(s.info.kernel, FA_KERNEL_V2);
+    assert_string_equal(s.info.note, "");
+    assert_int_equal(setenv("FLASHATTN_MACHINE", "emulated-h100", 1), 0);
 
     s = small_call_new();
     s.options.kernel = FA_KERNEL_V1; /* O, m and l of each row */
@@ -148,6 +188,11 @@ static void what_cannot_be_done_is_refused(void **test) {
     s = small_call_new();
     s.options.kernel = FA_KERNEL_V4;
     assert_refused(&s, FA_UNSUPPORTED, "kernel = v4: has no GPU code in this build");
+    s = small_call_new();
+    s.options.kernel = FA_KERNEL_V3;
+    assert_refused(&s, FA_UNSUPPORTED, "v3_forward_f16_d64 needs sm_90, and emulated-a100");
+    s.shape[3] = 65;
+    assert_refused(&s, FA_UNSUPPORTED, "kernel = v3: the row stride of q is 390 bytes: for TMA must be");
     s = small_call_new();
     s.q.dtype = (fa_dtype)FA_FLOAT32;
     assert_refused(&s, FA_UNSUPPORTED, "q.dtype = float32: the v2 kernel takes float16 and bfloat16");
@@ -190,4 +235,5 @@ static void zero_sizes_succeed(void **test) {
 
 RUN_TESTS(cmocka_unit_test(plans_tell_what_would_run), cmocka_unit_test(what_cannot_be_done_is_refused),
           cmocka_unit_test(zero_sizes_succeed), cmocka_unit_test(every_width_and_dtype),
-          cmocka_unit_test(answers_do_not_depend_on_order), cmocka_unit_test(random_cases_keep_the_error_budget))
+          cmocka_unit_test(persistent_blocks_take_many_tiles), cmocka_unit_test(answers_do_not_depend_on_order),
+          cmocka_unit_test(random_cases_keep_the_error_budget))

@@ -273,18 +273,26 @@ static void the_narrowest_kernel_that_is_enough_is_found(void **test) {
     for (int head_dim = 1; head_dim <= 256; head_dim++) {
         int expected = 0;
         while (widths[expected] < head_dim) expected++;
-        const fa_variant *v = fa_variant_find("v2_forward", FA_ELEMENT_FLOAT16, head_dim, head_dim % 2 == 0);
+        const fa_variant *v =
+            fa_variant_find("v2_forward", FA_ELEMENT_FLOAT16, head_dim, head_dim / 2 + 1, head_dim % 2 == 0);
         assert_non_null(v);
         assert_int_equal(v->head_dim, widths[expected]);
         assert_int_equal(v->type, FA_ELEMENT_FLOAT16);
         assert_int_equal(v->general, head_dim % 2 == 0);
         assert_string_equal(v->symbol, v->emulated->name);
     }
-    assert_string_equal(fa_variant_name(fa_variant_find("v2_forward", FA_ELEMENT_BFLOAT16, 100, true)),
+    assert_string_equal(fa_variant_name(fa_variant_find("v2_forward", FA_ELEMENT_BFLOAT16, 1, 100, true)),
                         "v2_forward_bf16_d128_general");
-    assert_null(fa_variant_find("v2_forward", FA_ELEMENT_BFLOAT16, 257, true));
-    assert_null(fa_variant_find("v2_forward", FA_ELEMENT_FLOAT32, 64, true));
-    assert_null(fa_variant_find("v2", FA_ELEMENT_BFLOAT16, 64, true));
+    assert_string_equal(fa_variant_name(fa_variant_find("v3_forward", FA_ELEMENT_BFLOAT16, 192, 128, false)),
+                        "v3_forward_bf16_d192_128");
+    assert_string_equal(fa_variant_name(fa_variant_find("v3_forward", FA_ELEMENT_BFLOAT16, 192, 129, false)),
+                        "v3_forward_bf16_d192");
+    assert_string_equal(fa_variant_name(fa_variant_find("v3_forward", FA_ELEMENT_BFLOAT16, 64, 129, false)),
+                        "v3_forward_bf16_d192");
+    assert_null(fa_variant_find("v2_forward", FA_ELEMENT_BFLOAT16, 257, 1, true));
+    assert_null(fa_variant_find("v2_forward", FA_ELEMENT_BFLOAT16, 1, 257, true));
+    assert_null(fa_variant_find("v2_forward", FA_ELEMENT_FLOAT32, 64, 64, true));
+    assert_null(fa_variant_find("v2", FA_ELEMENT_BFLOAT16, 64, 64, true));
 }
 
 RUN_TESTS(cmocka_unit_test(every_part_runs_a_kernel), cmocka_unit_test(parts_have_their_properties),

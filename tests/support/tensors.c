@@ -12,7 +12,8 @@
 #define POISON 0xff
 
 const char *layout_name(layout kind) {
-    static const char *const names[] = {"compact", "padded", "permuted", "reversed", "unaligned", "broadcast", "any"};
+    static const char *const names[] = {"compact",   "padded",    "permuted", "reversed",
+                                        "unaligned", "broadcast", "any",      "aligned"};
     return kind < LAYOUTS ? names[kind] : "?";
 }
 
@@ -42,6 +43,7 @@ typedef struct spread {
     uint64_t byte_offset;
     bool compact;
     bool at_end;
+    bool aligned; /* gaps count units of 16 bytes, and the innermost dimension is filled up to whole ones */
 } spread;
 
 static spread choose_spread(layout kind, int ndim, bool inner_contiguous, rng *r) {
@@ -54,14 +56,16 @@ static spread choose_spread(layout kind, int ndim, bool inner_contiguous, rng *r
         s.at_end = !any || rng_chance(r, 0.5);
         return s;
     }
-    if (kind == LAYOUT_PERMUTED || (any && rng_chance(r, 0.5)))
+    if (kind == LAYOUT_ALIGNED) s.aligned = true;
+    if (kind == LAYOUT_PERMUTED || s.aligned || (any && rng_chance(r, 0.5)))
         for (int i = outer - 1; i > 0; i--) {
             int j = (int)rng_range(r, 0, kind == LAYOUT_PERMUTED ? i - 1 : i), other = s.order[j];
             s.order[j] = s.order[i];
             s.order[i] = other;
         }
     for (int i = 0; i < outer; i++) {
-        if (kind == LAYOUT_PADDED || (any && rng_chance(r, 0.4))) s.gap[i] = rng_range(r, 1, 9);
+        if (kind == LAYOUT_PADDED || (s.aligned && rng_chance(r, 0.3)) || (any && rng_chance(r, 0.4)))
+            s.gap[i] = rng_range(r, 1, 9);
         if (kind == LAYOUT_REVERSED || (any && rng_chance(r, 0.3))) s.negative[i] = true;
     }
     if (kind == LAYOUT_BROADCAST && outer > 0) s.broadcast = (int)rng_range(r, 0, outer - 1);
@@ -69,7 +73,7 @@ static spread choose_spread(layout kind, int ndim, bool inner_contiguous, rng *r
         s.misalign = (size_t)rng_range(r, 0, 3) * 2 + 1;
         s.byte_offset = (uint64_t)rng_range(r, 1, 1000);
     }
-    s.at_end = rng_chance(r, 0.5);
+    s.at_end = !s.aligned && rng_chance(r, 0.5);
     return s;
 }
 
@@ -103,7 +107,8 @@ tensor *tensor_new(fa_dtype dtype, int ndim, const int64_t *shape, layout kind, 
             before += span * (shape[i] - 1);
             t->stride[i] = -span;
         }
-        span = span * shape[i] + s.gap[i];
+        const int64_t unit = s.aligned ? 16 / t->element_bytes : 1;
+        span = (span * shape[i] + unit - 1) / unit * unit + s.gap[i] * unit;
     }
     size_t bytes = (size_t)(span * t->element_bytes);
     tensor_map(t, bytes + s.misalign + 1);

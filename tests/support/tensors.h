@@ -24,6 +24,7 @@ typedef enum layout {
     LAYOUT_UNALIGNED, /* odd byte address, made up of data and byte_offset */
     LAYOUT_BROADCAST, /* inputs: stride 0 in one outer dimension */
     LAYOUT_ANY,       /* all of these at once, at random, broadcasting apart */
+    LAYOUT_ALIGNED,   /* as TMA wants them: all rows at multiples of 16 bytes, outer dimensions in any order, gaps */
     LAYOUTS
 } layout;
 
