@@ -28,6 +28,7 @@ add_executable(flashattn_command
     tools/colour_map.c
     tools/command_bench.c
     tools/command_check.c
+    tools/command_count.c
     tools/command_info.c
     tools/command_run.c
     tools/fma_peak.c
@@ -47,7 +48,8 @@ add_executable(flashattn_command
     tools/plot_lines.c
     tools/tensors.c
     tools/terminal.c
-    tools/text_table.c)
+    tools/text_table.c
+    tools/work.c)
 set_target_properties(flashattn_command PROPERTIES OUTPUT_NAME flashattn)
 target_link_libraries(flashattn_command PRIVATE
     flashattn_io flashattn_static flashattn_flags PkgConfig::CAIRO PkgConfig::JANSSON m)

@@ -362,6 +362,34 @@ FA_API int fa_default_num_threads(void);
  */
 FA_API fa_status fa_machine_text(fa_device device, char *text, size_t size);
 
+/*
+ * Work of an emulated GPU. "By threads" counts each thread that makes a call, "by warps" a warp's common call once.
+ * Bytes of global memory are those that a kernel asks for: on a GPU, caches serve some of them.
+ */
+typedef struct fa_machine_work {
+    size_t size;                   /* in: sizeof(fa_machine_work) */
+    uint64_t global_bytes_read;    /* loads, cp.async, TMA and bulk copies; what TMA fills with zeros is not read */
+    uint64_t global_bytes_written; /* stores, TMA and bulk stores, reductions and atomics */
+    uint64_t async_copy_bytes;     /* the part of both that cp.async, TMA and bulk copies move */
+    uint64_t shared_bytes_read;    /* loads, ldmatrix, bulk stores, and operands that wgmma reads there */
+    uint64_t shared_bytes_written; /* stores, stmatrix, cp.async, TMA and bulk copies */
+    uint64_t tensor_flops;         /* 2 m n k for each matrix instruction */
+    uint64_t exp2_calls;           /* by threads */
+    uint64_t other_special_calls;  /* by threads: log2, reciprocal, square root, tanh */
+    uint64_t shuffles;             /* by warps */
+    uint64_t votes;                /* by warps */
+    uint64_t barriers;             /* by warps: of a block, of some of its warps, of a cluster */
+    uint64_t mbarrier_arrivals;    /* by threads */
+    uint64_t mbarrier_waits;       /* by threads */
+    uint64_t global_atomics;       /* by threads */
+} fa_machine_work;
+
+/*
+ * What the emulated GPU of FLASHATTN_MACHINE has done in this process so far, launches that failed left out: call it
+ * before and after, and take the difference. device is {FA_DEVICE_CPU, 0}; a real GPU does not count (FA_UNSUPPORTED).
+ */
+FA_API fa_status fa_machine_count(fa_device device, fa_machine_work *work);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@
 int command_run(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_count(int argc, char **argv);
 int command_info(int argc, char **argv);
 
 #endif

@@ -74,6 +74,23 @@ static void print_option_names(void) {
     print_wrapped(names, 2, 0);
 }
 
+/* The line about GPU `number`; -1: about the emulated one. False, with the reason, if there is none. */
+static bool gpu_text(int32_t number, char *text, size_t size) {
+    fa_device device = {number < 0 ? FA_DEVICE_CPU : FA_DEVICE_CUDA, number < 0 ? 0 : number};
+    return fa_machine_text(device, text, size) == FA_OK;
+}
+
+static void print_gpus(void) {
+    char text[192];
+    int32_t count = 0;
+    while (gpu_text(count, text, sizeof text)) {
+        (void)printf("  gpu        %s\n", text);
+        count++;
+    }
+    if (count == 0) (void)printf("  gpu        none   %s\n", reason());
+    if (gpu_text(-1, text, sizeof text)) (void)printf("  emulated   %s\n", text);
+}
+
 static void print_text(void) {
     char machine[256];
     machine_name(machine, sizeof machine);
@@ -83,6 +100,7 @@ static void print_text(void) {
     (void)printf("  processor  %s\n", machine);
     (void)printf("  threads    %d by default, by %s (%d CPU%s may be used)\n", threads, threads_reason(threads, cpus),
                  cpus, cpus == 1 ? "" : "s");
+    print_gpus();
     print_heading("Kernels");
     for (int i = 1; kernel_choice(i) != NULL; i++)
         print_support(kernel_choice(i), fa_kernel_supported((fa_kernel)i) == FA_OK);
@@ -111,9 +129,10 @@ static json_t *support_json(bool supported) {
 
 static json_t *info_json(void) {
     json_t *root = json_object(), *kernels = json_object(), *isas = json_object(), *types = json_array(),
-           *options = json_array();
-    char machine[256];
+           *options = json_array(), *gpus = json_array();
+    char machine[256], gpu[192];
     machine_name(machine, sizeof machine);
+    for (int32_t i = 0; gpu_text(i, gpu, sizeof gpu); i++) (void)json_array_append_new(gpus, json_string(gpu));
     for (int i = 1; kernel_choice(i) != NULL; i++)
         (void)json_object_set_new(kernels, kernel_choice(i), support_json(fa_kernel_supported((fa_kernel)i) == FA_OK));
     for (int i = 1; isa_choice(i) != NULL; i++)
@@ -129,6 +148,8 @@ static json_t *info_json(void) {
     (void)json_object_set_new(root, "processor", json_string(machine));
     (void)json_object_set_new(root, "default_threads", json_integer(fa_default_num_threads()));
     (void)json_object_set_new(root, "cpus", json_integer(machine_cpus()));
+    (void)json_object_set_new(root, "gpus", gpus);
+    if (gpu_text(-1, gpu, sizeof gpu)) (void)json_object_set_new(root, "emulated_gpu", json_string(gpu));
     (void)json_object_set_new(root, "kernels", kernels);
     (void)json_object_set_new(root, "instruction_sets", isas);
     (void)json_object_set_new(root, "dtypes", types);

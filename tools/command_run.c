@@ -6,6 +6,7 @@
 #include "message.h"
 #include "picture.h"
 #include "terminal.h"
+#include "work.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,7 @@ typedef struct run_settings {
     int isa;
     parallel_settings parallel;
     option_integer repeat;
+    bool count;
     bool quiet;
 } run_settings;
 
@@ -67,6 +69,11 @@ static const option execution_options[] = {
      .min = 1,
      .max = 1000000,
      .help = "compute N times and report the fastest; default 1"},
+    {.name = "count",
+     .kind = OPTION_FLAG,
+     .offset = RUN(count),
+     .help =
+         "print what the kernel moved and computed; needs an emulated GPU, FLASHATTN_MACHINE=emulated-h100 for one"},
 };
 
 /* ---- Summary ---- */
@@ -97,6 +104,7 @@ static void print_inputs(const attention *a, const fa_plan_info *plan) {
     if (plan->num_splits > 1) (void)printf("%d key splits, ", plan->num_splits);
     print_size((double)plan->workspace_bytes);
     (void)printf(" of working memory\n");
+    if (plan->note[0] != '\0') (void)printf("           (%s)\n", plan->note);
 }
 
 static void print_time(const attention *a, double seconds, int64_t repeat) {
@@ -105,6 +113,14 @@ static void print_time(const attention *a, double seconds, int64_t repeat) {
     double shown = seconds < 1e-3 ? seconds * 1e6 : seconds < 1 ? seconds * 1e3 : seconds;
     (void)printf("  time     %.3g %s, %.4g GFLOP/s%s\n", shown, unit, seconds > 0 ? flops / seconds * 1e-9 : 0,
                  repeat > 1 ? " (the fastest)" : "");
+}
+
+static void print_work(const fa_machine_work *work) {
+    for (int i = 0; work_name(i) != NULL; i++) {
+        char text[64];
+        work_text(work, i, text, sizeof text);
+        (void)printf("  %-7s  %-28s %s\n", i == 0 ? "counted" : "", work_name(i), text);
+    }
 }
 
 /* ---- Work ---- */
@@ -118,6 +134,17 @@ static int compute(const attention *a, const tensor *out, const tensor *lse, int
         if (*seconds < 0 || elapsed < *seconds) *seconds = elapsed;
     }
     return EXIT_CODE_OK;
+}
+
+/* The same with counters read before and after. */
+static int compute_and_count(const run_settings *s, const attention *a, const tensor *out, const tensor *lse,
+                             double *seconds, fa_machine_work *work) {
+    fa_machine_work before;
+    int code = work_read(&before);
+    if (code == EXIT_CODE_OK) code = compute(a, out, lse, s->repeat.value, seconds);
+    if (code == EXIT_CODE_OK) code = work_read(work);
+    if (code == EXIT_CODE_OK) work_subtract(work, &before, s->repeat.value);
+    return code;
 }
 
 static bool ends_with(const char *text, const char *end) {
@@ -153,6 +180,7 @@ static int run_attention(const run_settings *s, attention *a, const picture_sett
     fa_dtype out_dtype = s->out_dtype == 0 ? a->q.t.dtype : dtype_of_element((fa_element)(s->out_dtype - 1));
     tensor out, lse;
     fa_plan_info plan = {.size = sizeof plan};
+    fa_machine_work work;
     double seconds = 0;
     a->options.kernel = (fa_kernel)s->kernel;
     a->options.isa = (fa_isa)s->isa;
@@ -162,8 +190,11 @@ static int run_attention(const run_settings *s, attention *a, const picture_sett
     if (code != EXIT_CODE_OK) return code;
     if (fa_plan(&a->q.t, &a->k.t, &a->v.t, &a->options, &out.t, &lse.t, &plan) != FA_OK) code = fail_library();
     if (code == EXIT_CODE_OK && !s->quiet) print_inputs(a, &plan);
-    if (code == EXIT_CODE_OK) code = compute(a, &out, &lse, s->repeat.value, &seconds);
+    if (code == EXIT_CODE_OK)
+        code = s->count ? compute_and_count(s, a, &out, &lse, &seconds, &work)
+                        : compute(a, &out, &lse, s->repeat.value, &seconds);
     if (code == EXIT_CODE_OK && !s->quiet) print_time(a, seconds, s->repeat.value);
+    if (code == EXIT_CODE_OK && s->count) print_work(&work);
     if (code == EXIT_CODE_OK) code = write_outputs(s, a, &out, &lse, &plan);
     if (code == EXIT_CODE_OK && picture->picture != NULL) code = picture_draw(picture, a, source, s->quiet);
     tensor_free(&out);

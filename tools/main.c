@@ -18,6 +18,7 @@ static const struct {
     {"run", "compute attention on tensors in files, and draw a head's weights", command_run},
     {"check", "compare the kernels with a float64 reference, against an error budget", command_check},
     {"bench", "measure GFLOP/s, and the share of the machine's FMA peak", command_bench},
+    {"count", "count what GPU kernels move and compute, in the emulator", command_count},
     {"info", "what this build and this machine can do", command_info},
 };
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
@@ -37,6 +38,7 @@ static void print_help(void) {
                  "  flashattn run layer.safetensors --picture head.png --head 3\n"
                  "  flashattn check --head-dim 128 --seqlen 300 --causal\n"
                  "  flashattn bench --seqlen 512,1024,2048 --plot speed.svg\n"
+                 "  flashattn count --kernel standard,v1,v2,v3 --seqlen 1024\n"
                  "  flashattn info\n\n"
                  "%sEnvironment%s\n"
                  "  FLASHATTN_NUM_THREADS  threads, where --threads is not given\n"

@@ -51,3 +51,32 @@ fa_status fa_machine_text(fa_device device, char *text, size_t size) {
                    (double)m->l2_bytes / 0x1p20);
     return FA_OK;
 }
+
+fa_status fa_machine_count(fa_device device, fa_machine_work *work) {
+    const fa_machine *m;
+    fa_emulator_counters c;
+    if (work == NULL) return fa_fail(FA_INVALID_ARGUMENT, "work = NULL: must point at a fa_machine_work");
+    if (work->size != sizeof *work)
+        return fa_fail(FA_INVALID_ARGUMENT, "work.size = %zu: must be sizeof(fa_machine_work), %zu", work->size,
+                       sizeof *work);
+    FA_TRY(fa_machine_open(device, &m));
+    if (!m->emulated)
+        return fa_fail(FA_UNSUPPORTED, "%s (%s): only an emulated GPU counts what it does", m->id, m->name);
+    fa_machine_emulated_counters(m, &c);
+    *work = (fa_machine_work){.size = sizeof *work,
+                              .global_bytes_read = c.global_bytes_read,
+                              .global_bytes_written = c.global_bytes_written,
+                              .async_copy_bytes = c.async_copy_bytes,
+                              .shared_bytes_read = c.shared_bytes_read,
+                              .shared_bytes_written = c.shared_bytes_written,
+                              .tensor_flops = c.tensor_flops,
+                              .exp2_calls = c.exp2_calls,
+                              .other_special_calls = c.other_special_calls,
+                              .shuffles = c.shuffles,
+                              .votes = c.votes,
+                              .barriers = c.barriers,
+                              .mbarrier_arrivals = c.mbarrier_arrivals,
+                              .mbarrier_waits = c.mbarrier_waits,
+                              .global_atomics = c.global_atomics};
+    return FA_OK;
+}

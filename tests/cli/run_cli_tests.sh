@@ -85,7 +85,7 @@ help_text() { # help_text COMMAND...
     [ "$(awk '{ print length }' stdout | sort -n | tail -1)" -le 100 ] || { echo "lines too long"; return 1; }
 }
 test_case "--help" help_text
-for command in run check bench info; do test_case "$command --help" help_text "$command"; done
+for command in run check bench count info; do test_case "$command --help" help_text "$command"; done
 exit_codes() { exits 0 --help && for code in 0 1 2 3 4; do grep -qE "^  $code  " stdout; done; }
 test_case "--help lists the exit codes" exit_codes
 every_option_is_documented() {
@@ -102,6 +102,48 @@ version() { exits 0 --version && grep -qE '^flashattn [0-9]+\.[0-9]+\.[0-9]+$' s
 test_case "--version" version
 help_among_others() { exits 0 run --causal q.npy --help && grep -q '^Usage' stdout; }
 test_case "--help among other arguments" help_among_others
+
+# ---- GPUs
+
+gpus_are_listed() {
+    FLASHATTN_MACHINE=emulated-a100 exits 0 info
+    grep -qE '^  gpu        (none   [a-z]|cuda:0: )' stdout && grep -q '^  emulated   emulated-a100: ' stdout
+    grep -qE '^  v3 +no +v3_forward.* needs sm_90, and emulated-a100' stdout || { cat stdout; return 1; }
+    FLASHATTN_MACHINE=emulated-h200 exits 0 info --json -
+    python "
+info = json.load(open('stdout'))
+assert isinstance(info['gpus'], list) and info['emulated_gpu'].startswith('emulated-h200: '), info
+assert info['kernels']['v3']['supported'] and not info['kernels']['v4']['supported'], info['kernels']"
+}
+test_case "info lists GPUs, and why a kernel cannot run" gpus_are_listed
+
+# ---- Counting
+
+counts_of_a_run() {
+    FLASHATTN_MACHINE=emulated-h100 exits 0 run q_f16.npy k_f16.npy v_f16.npy -o count.npy --kernel v2 --count --repeat 2
+    grep -qE '^  counted  global memory, read +[0-9.]+ kB$' stdout && grep -qE '^ +tensor cores +[0-9.e-]+ GFLOP$' stdout
+}
+test_case "run --count" counts_of_a_run
+test_case "run --count without an emulated GPU" \
+    refuses 4 "FLASHATTN_MACHINE is not set" run $qkv -o x.npy --count --quiet
+traffic_of_the_papers() { # read and written by each of standard, v1, v2, v3
+    exits 0 count --seqlen 512 --head-dim 64 --json -
+    python "
+work = {r['kernel']: r['work'] for r in json.load(open('stdout'))['results']}
+moved = [work[k]['global_bytes_read'] + work[k]['global_bytes_written'] for k in ('standard', 'v1', 'v2', 'v3')]
+assert moved == sorted(moved, reverse=True), moved
+assert work['v2']['global_bytes_written'] == 512 * 64 * 2 + 512 * 4, work['v2']
+assert work['v2']['tensor_flops'] == 4 * 512 * 512 * 64"
+}
+test_case "count: less traffic with each version" traffic_of_the_papers
+documented_counts() {
+    exits 0 count --seqlen 512,1024 --head-dim 64,128 --markdown
+    sed '1,/^    flashattn count --seqlen/d' "$here/../../docs/versions.md" | grep '^|' >documented
+    diff documented stdout
+}
+test_case "count: the table of docs/versions.md" documented_counts
+test_case "count: a kernel of the CPU" refuses 2 "runs on the CPU, where nothing is counted" count --kernel cpu
+test_case "count: a kernel that is not there" refuses 4 "kernel = v4: has no GPU code" count --kernel v4
 
 # ---- Command lines that are wrong
 
