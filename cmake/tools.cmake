@@ -22,6 +22,7 @@ add_executable(flashattn_command
     tools/attention_sequences.c
     tools/attention_weights.c
     tools/bench_case.c
+    tools/bench_gpu.c
     tools/bench_report.c
     tools/canvas.c
     tools/clock.c
@@ -36,6 +37,7 @@ add_executable(flashattn_command
     tools/fma_peak_avx512.c
     tools/fma_peak_neon.c
     tools/fma_peak_portable.c
+    tools/gpu_device.c
     tools/help.c
     tools/inputs.c
     tools/json_output.c
@@ -52,7 +54,7 @@ add_executable(flashattn_command
     tools/work.c)
 set_target_properties(flashattn_command PROPERTIES OUTPUT_NAME flashattn)
 target_link_libraries(flashattn_command PRIVATE
-    flashattn_io flashattn_static flashattn_flags PkgConfig::CAIRO PkgConfig::JANSSON m)
+    flashattn_io flashattn_static flashattn_flags PkgConfig::CAIRO PkgConfig::JANSSON m ${CMAKE_DL_LIBS})
 if(FLASHATTN_OPENMP)
     target_link_libraries(flashattn_command PRIVATE OpenMP::OpenMP_C)
 endif()

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flashattn bench: how fast is the cpu kernel here, and how much of the machine is that? */
 #include "bench_case.h"
+#include "bench_gpu.h"
 #include "bench_report.h"
 #include "canvas.h"
 #include "clock.h"
@@ -15,8 +16,10 @@
 
 typedef struct bench_settings {
     option_integer_list batch, heads, heads_kv, seqlen, seqlen_q, seqlen_k, head_dim;
-    uint32_t dtypes; /* bits of fa_element */
-    uint32_t isas;   /* bits of fa_isa */
+    uint32_t dtypes;  /* bits of fa_element */
+    uint32_t isas;    /* bits of fa_isa */
+    int device;       /* index of device_choice */
+    uint32_t kernels; /* bits of fa_kernel */
     option_integer threads;
     option_number time_budget;
     const char *json;
@@ -32,6 +35,11 @@ typedef struct bench_settings {
 
 static const char *bench_dtype_choice(int index) {
     return index <= (int)FA_ELEMENT_BFLOAT16 ? dtype_choice(index) : NULL;
+}
+
+static const char *device_choice(int index) {
+    static const char *const names[] = {"cpu", "cuda"};
+    return index < 2 ? names[index] : NULL;
 }
 
 static const option shape_options[] = {
@@ -51,6 +59,20 @@ static const option shape_options[] = {
 };
 
 static const option bench_options[] = {
+    {.name = "device",
+     .kind = OPTION_CHOICE,
+     .offset = BENCH(device),
+     .placeholder = "NAME",
+     .choices = device_choice,
+     .help =
+         "cpu (the default), or cuda: the kernels of the first GPU, with 16384 tokens and 2048 columns unless sizes "
+         "are given"},
+    {.name = "kernel",
+     .kind = OPTION_CHOICE_LIST,
+     .offset = BENCH(kernels),
+     .placeholder = "LIST",
+     .choices = kernel_choice,
+     .help = "with --device cuda: some of standard,v1,v2,v3,v4; default: all that can run there"},
     {.name = "isa",
      .kind = OPTION_CHOICE_LIST,
      .offset = BENCH(isas),
@@ -224,6 +246,24 @@ static int check_settings_agree(const bench_settings *s) {
     return s->plot != NULL ? canvas_check_path(s->plot) : EXIT_CODE_OK;
 }
 
+static int run_on_gpu(const bench_settings *s, const score_settings *scores) {
+    if (s->plot != NULL)
+        return fail_usage("--plot: draws measurements of the CPU alone; use --json with --device cuda");
+    if (s->isas != 0) return fail_usage("--isa: is for the CPU, and --device is cuda");
+    if (s->threads.value != 0) return fail_usage("--threads: is for the CPU, and --device is cuda");
+    if (s->seqlen_q.count > 0) return fail_usage("--seqlen-q, --seqlen-k: with --device cuda give --seqlen");
+    const bench_gpu_settings gpu = {.batch = s->batch,
+                                    .heads = s->heads,
+                                    .heads_kv = s->heads_kv,
+                                    .seqlen = s->seqlen,
+                                    .head_dim = s->head_dim,
+                                    .dtypes = s->dtypes,
+                                    .kernels = s->kernels,
+                                    .seconds = s->time_budget.value,
+                                    .json = s->json};
+    return bench_gpu(&gpu, scores);
+}
+
 int command_bench(int argc, char **argv) {
     bench_settings settings = {.time_budget = {.value = 20}};
     score_settings scores = {.causal = false};
@@ -245,6 +285,7 @@ int command_bench(int argc, char **argv) {
                     "  flashattn bench --seqlen 512,1024,2048,4096 --head-dim 64,128 --causal\n"
                     "  flashattn bench --isa all --dtype all --seqlen 1024 --plot speed.svg\n"
                     "  flashattn bench --seqlen-q 1 --seqlen-k 4096,16384 --heads 32 --heads-kv 8\n"
+                    "  flashattn bench --device cuda --kernel v2,v3 --head-dim 128 --causal\n"
                     "  flashattn bench --time-budget 5 --json - | jq '.results[].gflops'\n",
         .groups = groups,
         .group_count = sizeof groups / sizeof groups[0],
@@ -254,6 +295,9 @@ int command_bench(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, NULL, &count, &code)) return code;
     code = check_settings_agree(&settings);
     if (code != EXIT_CODE_OK) return code;
+    if (settings.device == 1) return run_on_gpu(&settings, &scores);
+    if (settings.kernels != 0)
+        return fail_usage("--kernel: is for --device cuda; on the CPU the cpu kernel is measured");
 
     bench_list list = {.cases = NULL};
     list.threads = settings.threads.value > 0 ? (int)settings.threads.value : fa_default_num_threads();

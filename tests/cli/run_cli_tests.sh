@@ -117,6 +117,13 @@ assert info['kernels']['v3']['supported'] and not info['kernels']['v4']['support
 }
 test_case "info lists GPUs, and why a kernel cannot run" gpus_are_listed
 
+test_case "bench --kernel on the CPU" refuses 2 "--kernel: is for --device cuda" bench --kernel v2
+test_case "bench --device cuda --plot" refuses 2 "--plot: draws measurements of the CPU" bench --device cuda --plot x.svg
+"$flashattn" info >log
+if grep -q '^  gpu        none' log; then
+    test_case "bench --device cuda without a GPU" refuses 4 "libcuda" bench --device cuda --seqlen 512
+fi
+
 # ---- Counting
 
 counts_of_a_run() {
