@@ -16,6 +16,25 @@ gpu_kernels(test_kernels
 test_program(test_machine ${gpu_tests}/test_machine.c LIBRARIES test_kernels test_support LABELS threads)
 test_program(test_gpu_forward ${gpu_tests}/test_gpu_forward.c ${gpu_tests}/gpu_cases.c LIBRARIES test_support)
 
+# The whole vocabulary of instructions, in the emulator and in PTX: compiled, never run.
+set(every_instruction ${PROJECT_SOURCE_DIR}/tests/emulator/every_instruction.c)
+add_library(every_instruction OBJECT ${every_instruction})
+target_include_directories(every_instruction PRIVATE ${PROJECT_SOURCE_DIR}/src/kernels)
+target_link_libraries(every_instruction PRIVATE flashattn_flags)
+if(FLASHATTN_HAS_CUDA)
+    foreach(architecture sm80 sm90a)
+        add_custom_command(OUTPUT every_instruction_${architecture}.fatbin
+            COMMAND ${FLASHATTN_NVCC} -x cu -std=c++17 -fatbin ${gpu_target_${architecture}}
+                -I${PROJECT_SOURCE_DIR}/src/kernels -o every_instruction_${architecture}.fatbin ${every_instruction}
+            DEPENDS ${every_instruction} ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions.h
+                ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions_ptx.h
+                ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions_ptx_sm90.h
+            COMMENT "Compiling every instruction for ${architecture}" VERBATIM)
+        list(APPEND every_instruction_images every_instruction_${architecture}.fatbin)
+    endforeach()
+    add_custom_target(every_instruction_gpu ALL DEPENDS ${every_instruction_images})
+endif()
+
 # Against a driver without a GPU: as the program links it, dlopen("libcuda.so.1") finds it loaded.
 add_library(fake_driver SHARED ${gpu_tests}/fake_driver.c)
 target_include_directories(fake_driver PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)

@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A kernel that names every operation of the vocabulary once. It is compiled, never run: it proves that both
- * implementations accept the same text.
- *
- *   nvcc -x cu -std=c++17 -cubin -gencode arch=compute_90a,code=sm_90a -I src/kernels -o /dev/null
- * every_instruction.c nvcc -x cu -std=c++17 -cubin -gencode arch=compute_80,code=sm_80 -I src/kernels -o
- * /dev/null every_instruction.c cc -std=gnu11 -O2 -c -I src/kernels every_instruction.c (see test_emulator.h
- * for the warnings)
- */
+/* A kernel that names every operation of the vocabulary once. It is compiled (cmake/gpu_tests.cmake), never run: it
+ * proves that both implementations accept the same text. */
 #include "instructions/instructions.h"
 
 #if !defined(__CUDACC__) || !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
