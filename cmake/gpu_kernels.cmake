@@ -5,6 +5,9 @@ set(FLASHATTN_CUDA AUTO CACHE STRING
     "GPU code: ON (needs nvcc), OFF (kernels run in the emulator only), AUTO (ON if nvcc is there).")
 set_property(CACHE FLASHATTN_CUDA PROPERTY STRINGS AUTO ON OFF)
 
+set(FLASHATTN_KERNEL_FLAGS "" CACHE STRING
+    "More options for the GPU kernels, such as -DPING_PONG=0, to measure what a technique is worth.")
+
 if(FLASHATTN_CUDA)
     find_program(FLASHATTN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin
         DOC "The CUDA compiler.")
@@ -39,6 +42,7 @@ function(gpu_kernels target)
     set(includes ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/src/kernels ${arg_DIRECTORY})
     list(REMOVE_DUPLICATES includes)
     list(TRANSFORM includes PREPEND "-I" OUTPUT_VARIABLE nvcc_flags)
+    list(APPEND nvcc_flags ${FLASHATTN_KERNEL_FLAGS})
     set(images "")
 
     file(STRINGS ${arg_TABLE} rows REGEX "^FA_KERNEL\\(")
@@ -67,7 +71,8 @@ function(gpu_kernels target)
 #include "@source@.c"
 ]] @ONLY)
         target_sources(${target} PRIVATE ${build}/${kernel}.c)
-        set_source_files_properties(${build}/${kernel}.c PROPERTIES INCLUDE_DIRECTORIES "${includes}")
+        set_source_files_properties(${build}/${kernel}.c PROPERTIES
+            INCLUDE_DIRECTORIES "${includes}" COMPILE_OPTIONS "${FLASHATTN_KERNEL_FLAGS}")
 
         if(FLASHATTN_HAS_CUDA)
             add_custom_command(

@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char last_error[512];
+static _Thread_local char last_error[2304]; /* the emulator lists who waits for what */
 
 fa_status fa_fail(fa_status status, const char *format, ...) {
     va_list arguments;
