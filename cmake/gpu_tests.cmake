@@ -22,14 +22,15 @@ add_library(every_instruction OBJECT ${every_instruction})
 target_include_directories(every_instruction PRIVATE ${PROJECT_SOURCE_DIR}/src/kernels)
 target_link_libraries(every_instruction PRIVATE flashattn_flags)
 if(FLASHATTN_HAS_CUDA)
-    foreach(architecture sm80 sm90a)
+    foreach(architecture 80 90a)
         add_custom_command(OUTPUT every_instruction_${architecture}.fatbin
-            COMMAND ${FLASHATTN_NVCC} -x cu -std=c++17 -fatbin ${gpu_target_${architecture}}
+            COMMAND ${FLASHATTN_NVCC} -x cu -std=c++17 -fatbin
+                -gencode=arch=compute_${architecture},code=sm_${architecture}
                 -I${PROJECT_SOURCE_DIR}/src/kernels -o every_instruction_${architecture}.fatbin ${every_instruction}
             DEPENDS ${every_instruction} ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions.h
                 ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions_ptx.h
                 ${PROJECT_SOURCE_DIR}/src/kernels/instructions/instructions_ptx_sm90.h
-            COMMENT "Compiling every instruction for ${architecture}" VERBATIM)
+            COMMENT "Compiling every instruction for sm_${architecture}" VERBATIM)
         list(APPEND every_instruction_images every_instruction_${architecture}.fatbin)
     endforeach()
     add_custom_target(every_instruction_gpu ALL DEPENDS ${every_instruction_images})
