@@ -4,6 +4,7 @@
 set(flashattn_sources
     src/attention.c
     src/combine.c
+    src/cpu/backward.c
     src/cpu/dispatch.c
     src/cpu/forward.c
     src/cpu/kernels_avx2.c
@@ -11,8 +12,10 @@ set(flashattn_sources
     src/cpu/kernels_neon.c
     src/cpu/kernels_portable.c
     src/cpu/threads.c
+    src/gradients.c
     src/problem.c
     src/reference.c
+    src/reference_backward.c
     src/standard.c
     src/status.c
     src/tensor.c)
