@@ -5,6 +5,8 @@ set(flashattn_sources
     src/attention.c
     src/combine.c
     src/cpu/backward.c
+    src/cpu/backward_bias.c
+    src/cpu/backward_tile.c
     src/cpu/dispatch.c
     src/cpu/forward.c
     src/cpu/kernels_avx2.c

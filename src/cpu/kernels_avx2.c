@@ -134,14 +134,24 @@ static inline void v_transpose(vector *x) {
 
 #    include "kernels_multiply.h"
 
+#    include "kernels_backward_simd.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
     static const fa_cpu_kernels table = {FA_ISA_AVX2, PANEL,        load_rows, pack_keys, pack_values,
                                          multiply,    softmax_step, softcap,   store_row};
     return &table;
 }
 
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void) {
+    static const fa_cpu_backward_kernels table = {multiply_transposed, softmax_backward};
+    return &table;
+}
+
 #else
 
+#    include "kernels_backward.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void) { return NULL; }
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void) { return NULL; }
 
 #endif

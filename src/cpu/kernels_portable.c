@@ -6,8 +6,10 @@
  * machine.
  */
 #include "kernels.h"
+#include "kernels_backward.h"
 #include "kernels_exp.h"
 
+#include <float.h>
 #include <math.h>
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -217,5 +219,51 @@ static void store_row(void *dst, const float *src, int64_t width, float factor, 
 const fa_cpu_kernels *fa_cpu_kernels_portable(void) {
     static const fa_cpu_kernels table = {FA_ISA_PORTABLE, PANEL,        load_rows, pack_keys, pack_values,
                                          multiply,        softmax_step, softcap,   store_row};
+    return &table;
+}
+
+/* ---- Backward: kernels_backward.h ---- */
+
+/* One or two rows of C, one panel wide. */
+ALWAYS_INLINE void transposed_rows(const int rows, float *restrict c, int64_t c_stride, const float *restrict a,
+                                   int64_t a_stride, const float *restrict b, int64_t depth) {
+    float sum[2][PANEL] = {{0.0f}};
+    for (int64_t k = 0; k < depth; k++, a += a_stride, b += PANEL) {
+        float a0 = a[0], a1 = rows > 1 ? a[1] : 0.0f;
+        for (int n = 0; n < PANEL; n++) {
+            sum[0][n] += a0 * b[n];
+            if (rows > 1) sum[1][n] += a1 * b[n];
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < PANEL; n++) c[r * c_stride + n] += sum[r][n];
+}
+
+static void multiply_transposed(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
+                                int64_t rows, int64_t columns, int64_t depth) {
+    for (int64_t n = 0; n < columns; n += PANEL)
+        for (int64_t r = 0; r < rows; r += 2) {
+            if (rows - r > 1)
+                transposed_rows(2, c + r * c_stride + n, c_stride, a + r, a_stride, b + n * depth, depth);
+            else
+                transposed_rows(1, c + r * c_stride + n, c_stride, a + r, a_stride, b + n * depth, depth);
+        }
+}
+
+static void softmax_backward(float *s, float *d, int64_t stride, int64_t rows, int64_t keys, const float *lse,
+                             const float *delta) {
+    for (int64_t r = 0; r < rows; r++, s += stride, d += stride) {
+        float shift = lse[r], mean = delta[r];
+        for (int64_t j = 0; j < keys; j += LANES)
+            for (int n = 0; n < LANES; n++) {
+                float x = s[j + n], weight = exponential(x - shift);
+                s[j + n] = select(x < -FLT_MAX, 0.0f, weight);
+                d[j + n] = select(x < -FLT_MAX, 0.0f, weight * (d[j + n] - mean));
+            }
+    }
+}
+
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_portable(void) {
+    static const fa_cpu_backward_kernels table = {multiply_transposed, softmax_backward};
     return &table;
 }
