@@ -22,30 +22,45 @@ static double square(double x) { return x * x; }
 
 /* ---- Sums of products and what they lose ---- */
 
-/* `common`: errors that all terms of a row share, which add up; the others add up in the square. A partial sum is at
- * most about as large as the sum or as the terms' root of squares, and each of them may be rounded. */
+/* `common`: errors that all terms of a row share, which add up; the others add up in the square, those of the products
+ * among them. A partial sum is at most about as large as the sum or as the terms' root of squares, and each of them may
+ * be rounded. */
 typedef struct sum {
     double value, squares, common, terms;
-    int64_t count;
+    double count;
 } sum;
 
 static void sum_add(sum *s, double term, double unit, double common) {
     s->value += term;
-    s->squares += square(unit) + square(lost(term));
+    s->squares += square(unit);
     s->common += common;
     s->terms += square(term);
     s->count++;
 }
 
 static double sum_unit(const sum *s) {
-    double partial = fmax(square(s->value), s->terms);
-    return s->common + sqrt(s->squares + (s->count > 1 ? (double)s->count * square(UNIT) * partial : 0));
+    double rounded = s->terms + (s->count > 1 ? s->count * fmax(square(s->value), s->terms) : 0);
+    return s->common + sqrt(s->squares + square(UNIT) * rounded);
 }
 
 static sum dot(const double *x, const double *y, int64_t size) {
     sum s = {0};
-    for (int64_t i = size - 1; i >= 0; i--) sum_add(&s, x[i] * y[i], 0, 0);
+    for (int64_t i = size - 1; i >= 0; i--) {
+        double term = x[i] * y[i];
+        s.value += term;
+        s.terms += square(term);
+    }
+    s.count = (double)size;
     return s;
+}
+
+/* s[i] += factor * row[i], i < size. */
+static void add_row(sum *s, bool *takes_part, const double *row, int64_t size, double factor, double unit,
+                    double common) {
+    for (int64_t i = 0; i < size; i++) {
+        sum_add(&s[i], factor * row[i], unit * row[i], common * fabs(row[i]));
+        takes_part[i] = true;
+    }
 }
 
 /* ---- One head ---- */
@@ -66,15 +81,11 @@ static void copy_row(double *row, const tensor *t, int64_t first, int64_t width)
     for (int64_t i = 0; i < width; i++) row[i] = tensor_get(t, first + i);
 }
 
-static double raw_score(const head_view *w, int64_t row, int64_t key) {
-    const attention_case *c = &w->a->c;
-    return w->scale * dot(w->q + row * c->head_dim, w->k + key * c->head_dim, c->head_dim).value;
-}
-
 static pair pair_of(const head_view *w, const rows *r, const sum *delta, int64_t i, int64_t j) {
     const attention_case *c = &w->a->c;
     pair x = {.visible = true};
-    double score_unit, score = score_of(w, i, j, &score_unit), raw = raw_score(w, i, j);
+    double score_unit, score = score_of(w, i, j, &score_unit);
+    double raw = w->scale * dot(w->q + i * c->head_dim, w->k + j * c->head_dim, c->head_dim).value;
     double exponent = score - r->lse[i];
     x.p = exp(exponent);
     x.p_unit = x.p * sqrt(square(score_unit) + square(lost(exponent)) + square(2 * UNIT));
@@ -83,7 +94,7 @@ static pair pair_of(const head_view *w, const rows *r, const sum *delta, int64_t
 
     sum dp = dot(r->dout + i * c->head_dim_v, w->v + j * c->head_dim_v, c->head_dim_v);
     double difference = dp.value - delta->value;
-    double difference_unit = hypot(sum_unit(&dp), lost(difference));
+    double difference_unit = sqrt(square(sum_unit(&dp)) + square(lost(difference)));
     x.ds = x.p * difference;
     x.ds_unit = sqrt(square(x.p_unit * difference) + square(x.p * difference_unit) + square(lost(x.ds)));
     x.ds_common = fabs(p_common * difference) + x.p * sum_unit(delta);
@@ -126,15 +137,11 @@ static void add_head(const attention_call *a, const head_view *w, const rows *r,
             any = true;
             pair x = pair_of(w, r, &delta, i, j);
             int64_t dk = call_k_number(a, a->k, w->n, head_kv, j), dvj = call_k_number(a, a->v, w->n, head_kv, j);
-            for (int64_t m = 0; m < d; m++) {
-                double q = scale * w->q[i * d + m], k = scale * w->k[j * d + m];
-                total_add(all, o, GRADIENT_Q, dq + m, x.dt * k, x.dt_unit * k, fabs(x.dt_common * k));
-                total_add(all, o, GRADIENT_K, dk + m, x.dt * q, hypot(x.dt_unit, x.dt_common) * q, 0);
-            }
-            for (int64_t m = 0; m < dv; m++) {
-                double g = r->dout[i * dv + m];
-                total_add(all, o, GRADIENT_V, dvj + m, x.p * g, x.p_unit * g, 0);
-            }
+            add_row(all->of[GRADIENT_Q] + dq, o->takes_part[GRADIENT_Q] + dq, w->k + j * d, d, scale * x.dt,
+                    scale * x.dt_unit, fabs(scale * x.dt_common));
+            add_row(all->of[GRADIENT_K] + dk, o->takes_part[GRADIENT_K] + dk, w->q + i * d, d, scale * x.dt,
+                    scale * sqrt(square(x.dt_unit) + square(x.dt_common)), 0);
+            add_row(all->of[GRADIENT_V] + dvj, o->takes_part[GRADIENT_V] + dvj, r->dout + i * dv, dv, x.p, x.p_unit, 0);
             if (a->bias != NULL)
                 total_add(all, o, GRADIENT_BIAS, call_score_number(a->bias, w->n, w->head, i, j), x.ds, x.ds_unit,
                           x.ds_common);
