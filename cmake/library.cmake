@@ -11,6 +11,7 @@ set(flashattn_sources
     src/cpu/forward.c
     src/cpu/kernels_avx2.c
     src/cpu/kernels_avx512.c
+    src/cpu/kernels_backward_avx512_bf16.c
     src/cpu/kernels_neon.c
     src/cpu/kernels_portable.c
     src/cpu/threads.c
@@ -27,6 +28,8 @@ set(flashattn_sources
 if(FLASHATTN_X86_64)
     set_source_files_properties(src/cpu/kernels_avx2.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX2_FLAGS}")
     set_source_files_properties(src/cpu/kernels_avx512.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX512_FLAGS}")
+    set_source_files_properties(src/cpu/kernels_backward_avx512_bf16.c PROPERTIES
+        COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
 endif()
 
 set_source_files_properties(src/cpu/threads.c PROPERTIES COMPILE_DEFINITIONS _GNU_SOURCE) # affinity masks

@@ -197,13 +197,20 @@ typedef enum fa_kernel {
     FA_KERNEL_V4 = 7        /* GPU, FlashAttention-4 (2026), Blackwell */
 } fa_kernel;
 
-/* Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has. */
+/*
+ * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
+ * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4).
+ *
+ * FA_ISA_AVX512_BF16 serves fa_backward with bfloat16 inputs: there P and dS are rounded to bfloat16 before the products
+ * that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512.
+ */
 typedef enum fa_isa {
-    FA_ISA_AUTO = 0,     /* or the environment variable FLASHATTN_ISA = portable | neon | avx2 | avx512 */
-    FA_ISA_PORTABLE = 1, /* C without intrinsics */
-    FA_ISA_NEON = 2,     /* aarch64 */
-    FA_ISA_AVX2 = 3,     /* x86-64 with AVX2, FMA and F16C */
-    FA_ISA_AVX512 = 4    /* x86-64 with AVX-512 F, BW, DQ and VL */
+    FA_ISA_AUTO = 0,       /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */
+    FA_ISA_PORTABLE = 1,   /* C without intrinsics */
+    FA_ISA_NEON = 2,       /* aarch64 */
+    FA_ISA_AVX2 = 3,       /* x86-64 with AVX2, FMA and F16C */
+    FA_ISA_AVX512 = 4,     /* x86-64 with AVX-512 F, BW, DQ and VL */
+    FA_ISA_AVX512_BF16 = 5 /* and AVX-512 BF16 */
 } fa_isa;
 
 /* A window bound of FA_WINDOW_OPEN lets every key on that side through. */

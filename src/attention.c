@@ -192,7 +192,7 @@ fa_status fa_plan_backward(const fa_tensor *dout, const fa_tensor *q, const fa_t
     const char *element = element_name(g.problem.q.type);
     int head_dim = (int)g.problem.head_dim;
     if (plan.kernel == FA_KERNEL_CPU) {
-        info->isa = plan.cpu.kernels->isa;
+        info->isa = plan.cpu.isa;
         info->tile_rows = (int32_t)plan.cpu.tile_rows;
         info->tile_keys = (int32_t)plan.cpu.tile_keys;
         info->num_splits = (int32_t)plan.cpu.splits;

@@ -17,14 +17,14 @@
 
 /* ---- Tables, numbers, memory ---- */
 
-static const fa_cpu_kernels *tables[4];
+static const fa_cpu_kernels *tables[6];
 static int table_count;
 static rng source;
 
 static int set_up(void **state) {
     print_seed(state);
     source = rng_named("cpu kernels", 0);
-    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AVX512; isa++) {
+    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AVX512_BF16; isa++) {
         fa_status status;
         const fa_cpu_kernels *table = fa_cpu_kernels_select((fa_isa)isa, &status);
         if (table != NULL) tables[table_count++] = table;
@@ -664,7 +664,8 @@ static void test_select(void **state) {
     setenv("FLASHATTN_ISA", "sse9", 1);
     assert_null(fa_cpu_kernels_select(FA_ISA_AUTO, &status));
     assert_int_equal(status, FA_INVALID_ARGUMENT);
-    assert_string_equal(fa_last_error(), "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2 or avx512");
+    assert_string_equal(fa_last_error(),
+                        "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512 or avx512_bf16");
     assert_int_equal(fa_isa_supported(FA_ISA_AUTO), FA_INVALID_ARGUMENT);
     assert_int_equal(fa_isa_supported(FA_ISA_PORTABLE), FA_OK);
 
@@ -680,7 +681,7 @@ static void test_select(void **state) {
 
     assert_null(fa_cpu_kernels_select((fa_isa)99, &status));
     assert_int_equal(status, FA_INVALID_ARGUMENT);
-    assert_string_equal(fa_last_error(), "isa = 99: must be 0 (auto) to 4 (avx512)");
+    assert_string_equal(fa_last_error(), "isa = 99: must be 0 (auto) to 5 (avx512_bf16)");
 
     if (kept != NULL)
         setenv("FLASHATTN_ISA", wish, 1);

@@ -27,7 +27,7 @@
  * within an L2 of 1 MiB. */
 #define TILE_ROWS 64
 #define KEY_BLOCK 128
-#define BLOCK_TILES (KEY_BLOCK / FA_TILE_KEYS)
+#define BLOCK_TILES (KEY_BLOCK / FA_BACKWARD_KEYS)
 /* As in forward: fewer units than this leave cores idle on large machines, and then keys are split. */
 #define ENOUGH_UNITS 64
 #define MIN_SPLIT_KEYS 512
@@ -51,7 +51,6 @@ typedef struct workspace {
     fa_backward_scores scores;
     float *dk, *dv; /* [KEY_BLOCK][dk_stride, dv_stride] */
     int64_t dk_stride, dv_stride;
-    float *ones; /* [TILE_ROWS] */
 } workspace;
 
 static int64_t all_rows(const fa_problem *p) {
@@ -71,18 +70,17 @@ static int64_t shared_init(shared *m, const fa_gradients *g, int64_t splits, cha
     return used;
 }
 
-static int64_t workspace_init(workspace *w, const fa_problem *p, char *base) {
+static int64_t workspace_init(workspace *w, const fa_backward_context *c, char *base) {
+    const fa_problem *p = &c->g->problem;
     const int64_t f = (int64_t)sizeof(float);
-    int64_t used = fa_backward_queries_init(&w->queries, p, TILE_ROWS, base);
+    int64_t used = fa_backward_queries_init(&w->queries, c, TILE_ROWS, base);
     for (int t = 0; t < BLOCK_TILES; t++)
-        used += fa_backward_keys_init(&w->keys[t], p, base == NULL ? NULL : base + used);
-    used += fa_backward_scores_init(&w->scores, p, TILE_ROWS, base == NULL ? NULL : base + used);
+        used += fa_backward_keys_init(&w->keys[t], c, base == NULL ? NULL : base + used);
+    used += fa_backward_scores_init(&w->scores, c, TILE_ROWS, base == NULL ? NULL : base + used);
     w->dk_stride = fa_round_up(p->head_dim, FA_PANEL_MAX);
     w->dv_stride = fa_round_up(p->head_dim_v, FA_PANEL_MAX);
     w->dk = fa_carve(base, &used, KEY_BLOCK * w->dk_stride * f);
     w->dv = fa_carve(base, &used, KEY_BLOCK * w->dv_stride * f);
-    w->ones = fa_carve(base, &used, TILE_ROWS * f);
-    for (int64_t r = 0; r < TILE_ROWS && base != NULL; r++) w->ones[r] = 1.0f;
     return used;
 }
 
@@ -106,8 +104,8 @@ static float dot(const float *a, const float *b, int64_t size) {
     return sum + lane[0];
 }
 
-static void prepare_row(const fa_gradients *g, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t query,
-                        int64_t head, float *lse, float *delta) {
+static void prepare_row(const fa_gradients *g, const fa_cpu_backward_kernels *kernels, const fa_sequence *s,
+                        int64_t query, int64_t head, float *lse, float *delta) {
     const fa_problem *p = &g->problem;
     float dout[256], out[256]; /* the largest head_dim_v */
     *lse = (float)fa_problem_load_lse(p, s, query, head);
@@ -158,79 +156,93 @@ typedef struct unit {
     int64_t first_row; /* number of row 0 */
 } unit;
 
-/* C += A B where B holds NaN or infinity: only pairs that see each other are added, since 0 * NaN is NaN. Element (r, k)
- * of A is a[r * row_step + k * step], likewise of seen; row k of B is b[k * width]. */
-static void add_seen(float *c, int64_t c_stride, const float *a, const unsigned char *seen, int64_t row_step,
-                     int64_t step, const float *b, int64_t rows, int64_t width, int64_t depth) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t k = 0; k < depth; k++) {
-            if (!seen[r * row_step + k * step]) continue;
-            float x = a[r * row_step + k * step];
-            for (int64_t i = 0; i < width; i++) c[r * c_stride + i] += x * b[k * width + i];
-        }
+/* Where an operand holds NaN or infinity only pairs that see each other are added, since 0 * NaN is NaN: sum += factor *
+ * row, element by element of the tensor. */
+static void add_row(float *sum, float factor, const char *row, fa_element type, int64_t width) {
+    for (int64_t i = 0; i < width; i++)
+        sum[i] += factor * (float)fa_element_load(row + i * fa_element_size(type), type);
 }
 
-/* dQ += dS K for keys that hold NaN or infinity, which lie in panels. */
-static void add_seen_keys(const fa_problem *p, int64_t panel, const workspace *w, const fa_backward_keys *keys,
-                          float *dq, int64_t dq_stride) {
+/* x: P or dS. To keys: sum[j] += x[r][j] * row r of `rows`, which is q or dout. */
+static void add_seen_queries(const workspace *w, const fa_backward_keys *keys, const fa_sequence *s, const float *x,
+                             const fa_rows *rows, int64_t width, float *sum, int64_t stride) {
     for (int64_t r = 0; r < w->queries.count; r++)
-        for (int64_t j = 0; j < keys->count; j++) {
-            if (!w->scores.seen[r * FA_TILE_KEYS + j]) continue;
-            float x = w->scores.ds[r * FA_TILE_KEYS + j];
-            for (int64_t i = 0; i < p->head_dim; i++)
-                dq[r * dq_stride + i] += x * keys->k_panels[(i / panel * keys->count + j) * panel + i % panel];
-        }
+        for (int64_t j = 0; j < keys->count; j++)
+            if (w->scores.seen[r * FA_BACKWARD_KEYS + j])
+                add_row(sum + j * stride, x[r * FA_BACKWARD_KEYS + j],
+                        fa_query_address(rows, s, w->queries.row[r].query, w->queries.row[r].head), rows->type, width);
 }
 
-/* dV += P^T dout, dK += dT^T Q, dQ += dT K for one tile of a block of keys; first: number of the tile's first row. */
-static void add_tile(const fa_gradients *g, const fa_cpu_kernels *kernels, const fa_cpu_backward_kernels *backward,
-                     const unit *u, const shared *m, workspace *w, int tile, int64_t block_begin, int64_t first) {
+/* dQ[r] += dS[r][j] * key j. */
+static void add_seen_keys(const fa_problem *p, const workspace *w, const fa_backward_keys *keys, const fa_sequence *s,
+                          float *dq, int64_t stride) {
+    for (int64_t r = 0; r < w->queries.count; r++)
+        for (int64_t j = 0; j < keys->count; j++)
+            if (w->scores.seen[r * FA_BACKWARD_KEYS + j])
+                add_row(dq + r * stride, w->scores.ds[r * FA_BACKWARD_KEYS + j],
+                        fa_key_address(p, &p->k, s, keys->begin + j, keys->head_kv), p->k.type, p->head_dim);
+}
+
+/* dslope -= dS * distance, row by row. */
+static void add_slopes(const workspace *w, const fa_backward_keys *keys, const fa_sequence *s, double *dslope) {
+    for (int64_t r = 0; r < w->queries.count; r++)
+        for (int64_t j = 0; j < keys->count; j++)
+            dslope[r] -= (double)w->scores.ds[r * FA_BACKWARD_KEYS + j] *
+                         (double)fa_alibi_distance(&s->visibility, w->queries.row[r].query, keys->begin + j);
+}
+
+/* dV += P^T dout, dK += dT^T Q, dQ += dT K for one tile of a block of keys, the last two without softmax_scale; first:
+ * number of the tile's first row. */
+static void add_tile(const fa_backward_context *c, const unit *u, const shared *m, workspace *w, int tile,
+                     int64_t block_begin, int64_t first) {
+    const fa_gradients *g = c->g;
     const fa_problem *p = &g->problem;
+    const fa_cpu_products *products = c->products;
     const fa_backward_queries *queries = &w->queries;
     const fa_backward_keys *keys = &w->keys[tile];
+    const fa_sequence *s = &u->sequence;
     fa_backward_scores *scores = &w->scores;
-    int64_t rows = queries->count, panel = kernels->panel, key = keys->begin - block_begin;
-    fa_backward_tile(g, kernels, backward, &u->sequence, queries, keys, scores);
+    int64_t rows = queries->count, key = keys->begin - block_begin, part = u->split * m->rows * p->heads_kv + first;
     float *dk = w->dk + key * w->dk_stride, *dv = w->dv + key * w->dv_stride;
+
+    fa_backward_tile(c, s, queries, keys, scores);
+    if (g->dalibi_slopes.data != NULL) add_slopes(w, keys, s, m->dslope + part);
+    fa_backward_softcap(p, rows, fa_round_up(keys->count, products->panel), scores);
+    if (products->pack_weights != NULL) {
+        products->pack_weights(scores->p_by_rows, NULL, scores->p, rows);
+        products->pack_weights(scores->ds_by_rows, scores->ds_by_columns, scores->ds, rows);
+    }
     if (g->dv.data != NULL) {
         if (queries->dout_nonfinite)
-            add_seen(dv, w->dv_stride, scores->p, scores->seen, 1, FA_TILE_KEYS, queries->dout, keys->count,
-                     p->head_dim_v, rows);
+            add_seen_queries(w, keys, s, scores->p, &g->dout, p->head_dim_v, dv, w->dv_stride);
         else
-            backward->multiply_transposed(dv, w->dv_stride, scores->p, FA_TILE_KEYS, queries->dout_panels, keys->count,
-                                          fa_round_up(p->head_dim_v, panel), rows);
+            products->multiply_transposed(dv, w->dv_stride, scores->p_by_rows, FA_BACKWARD_KEYS, queries->dout_panels,
+                                          keys->count, fa_round_up(p->head_dim_v, products->panel),
+                                          fa_words(products, rows));
     }
-    if (g->dalibi_slopes.data != NULL) {
-        double *dslope = m->dslope + u->split * m->rows * p->heads_kv + first;
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t j = 0; j < keys->count; j++)
-                dslope[r] -= (double)scores->ds[r * FA_TILE_KEYS + j] *
-                             (double)fa_alibi_distance(&u->sequence.visibility, queries->row[r].query, keys->begin + j);
-    }
-    fa_backward_softcap(p, rows, fa_round_up(keys->count, panel), scores);
-    if (g->dk.data != NULL) { /* q is scaled already */
+    if (g->dk.data != NULL) {
         if (queries->q_nonfinite)
-            add_seen(dk, w->dk_stride, scores->ds, scores->seen, 1, FA_TILE_KEYS, queries->q, keys->count, p->head_dim,
-                     rows);
+            add_seen_queries(w, keys, s, scores->ds, &p->q, p->head_dim, dk, w->dk_stride);
         else
-            backward->multiply_transposed(dk, w->dk_stride, scores->ds, FA_TILE_KEYS, queries->q_panels, keys->count,
-                                          fa_round_up(p->head_dim, panel), rows);
+            products->multiply_transposed(dk, w->dk_stride, scores->ds_by_rows, FA_BACKWARD_KEYS, queries->q_panels,
+                                          keys->count, fa_round_up(p->head_dim, products->panel),
+                                          fa_words(products, rows));
     }
     if (g->dq.data != NULL) {
-        float *dq = m->dq + (u->split * m->rows * p->heads_kv + first) * m->dq_stride;
+        float *dq = m->dq + part * m->dq_stride;
         if (keys->k_nonfinite)
-            add_seen_keys(p, panel, w, keys, dq, m->dq_stride);
+            add_seen_keys(p, w, keys, s, dq, m->dq_stride);
         else
-            kernels->multiply(dq, m->dq_stride, scores->ds, FA_TILE_KEYS, keys->k_panels, rows,
-                              fa_round_up(p->head_dim, panel), keys->count, w->ones);
+            products->multiply(dq, m->dq_stride, scores->ds_by_columns, fa_words(products, FA_BACKWARD_KEYS),
+                               keys->k_panels, rows, fa_round_up(p->head_dim, products->panel),
+                               fa_words(products, keys->count), 1.0f, true);
     }
 }
 
 /* Fills queries->row with the rows [begin, end) of the group that see keys of [key_begin, key_end), cutting off those
  * before the first and after the last that do. Returns the first of them; count is 0 if there are none. */
-static int64_t find_rows(const fa_gradients *g, const unit *u, const shared *m, workspace *w, int64_t begin,
-                         int64_t end, int64_t key_begin, int64_t key_end) {
-    const fa_problem *p = &g->problem;
+static int64_t find_rows(const fa_problem *p, const unit *u, const shared *m, workspace *w, int64_t begin, int64_t end,
+                         int64_t key_begin, int64_t key_end) {
     int64_t first = end, last = begin;
     w->queries.count = 0;
     /* Both ends never fall as the query grows (mask.h), so that most tiles of a window are passed over here. */
@@ -255,18 +267,18 @@ static int64_t find_rows(const fa_gradients *g, const unit *u, const shared *m, 
     return first;
 }
 
-static void store_rows(const fa_cpu_kernels *kernels, const fa_rows *rows, const unit *u, int64_t begin, int64_t end,
-                       int64_t width, const float *source, int64_t stride) {
+static void store_rows(const fa_cpu_backward_kernels *kernels, const fa_rows *rows, const unit *u, int64_t begin,
+                       int64_t end, int64_t width, const float *source, int64_t stride, float factor) {
     if (rows->data == NULL) return;
     for (int64_t j = begin; j < end; j++)
         kernels->store_row(fa_rows_address(rows, u->sequence.batch, u->segment.begin + j, u->head_kv),
-                           source + (j - begin) * stride, width, 1.0f, rows->type);
+                           source + (j - begin) * stride, width, factor, rows->type);
 }
 
 /* Rows [begin, end) of the key segment: dk, dv, and what they add to dq. */
-static void backward_block(const fa_gradients *g, const fa_cpu_kernels *kernels,
-                           const fa_cpu_backward_kernels *backward, const unit *u, const shared *m, workspace *w,
-                           int64_t begin, int64_t end) {
+static void backward_block(const fa_backward_context *c, const unit *u, const shared *m, workspace *w, int64_t begin,
+                           int64_t end) {
+    const fa_gradients *g = c->g;
     const fa_problem *p = &g->problem;
     const fa_visibility *v = &u->sequence.visibility;
     memset(w->dk, 0, (size_t)(KEY_BLOCK * w->dk_stride) * sizeof(float));
@@ -276,32 +288,31 @@ static void backward_block(const fa_gradients *g, const fa_cpu_kernels *kernels,
     bool loaded = false;
     for (int64_t r = 0; r < rows && used_begin < used_end; r += TILE_ROWS) {
         int64_t row_end = fa_min(r + TILE_ROWS, rows);
-        int64_t first = find_rows(g, u, m, w, r, row_end, used_begin, used_end);
+        int64_t first = find_rows(p, u, m, w, r, row_end, used_begin, used_end);
         if (w->queries.count == 0) continue;
         if (!loaded) /* only now, since keys that no query sees are not read */
             for (int t = 0; t < BLOCK_TILES; t++) {
-                int64_t key = fa_max(begin + t * FA_TILE_KEYS, used_begin);
-                int64_t key_end = fa_min(begin + (t + 1) * FA_TILE_KEYS, used_end);
+                int64_t key = fa_max(begin + t * FA_BACKWARD_KEYS, used_begin);
+                int64_t key_end = fa_min(begin + (t + 1) * FA_BACKWARD_KEYS, used_end);
                 w->keys[t].count = 0;
                 if (key < key_end)
-                    fa_backward_load_keys(g, kernels, &u->sequence, u->head_kv, key, key_end - key, &w->keys[t],
-                                          &w->scores);
+                    fa_backward_load_keys(c, &u->sequence, u->head_kv, key, key_end - key, &w->keys[t], &w->scores);
             }
         loaded = true;
-        fa_backward_load_queries(g, kernels, &u->sequence, &w->queries, &w->scores);
+        fa_backward_load_queries(c, &u->sequence, &w->queries, &w->scores);
         for (int t = 0; t < BLOCK_TILES; t++) {
             const fa_backward_keys *keys = &w->keys[t];
             if (keys->count > 0 && w->queries.all.begin < keys->begin + keys->count && w->queries.all.end > keys->begin)
-                add_tile(g, kernels, backward, u, m, w, t, begin, u->first_row + first);
+                add_tile(c, u, m, w, t, begin, u->first_row + first);
         }
     }
-    store_rows(kernels, &g->dk, u, begin, end, p->head_dim, w->dk, w->dk_stride);
-    store_rows(kernels, &g->dv, u, begin, end, p->head_dim_v, w->dv, w->dv_stride);
+    store_rows(c->kernels, &g->dk, u, begin, end, p->head_dim, w->dk, w->dk_stride, p->softmax_scale);
+    store_rows(c->kernels, &g->dv, u, begin, end, p->head_dim_v, w->dv, w->dv_stride, 1.0f);
 }
 
 /* ---- The third pass ---- */
 
-static void finish_query(const fa_gradients *g, const fa_cpu_kernels *kernels, const shared *m, int64_t splits,
+static void finish_query(const fa_gradients *g, const fa_cpu_backward_kernels *kernels, const shared *m, int64_t splits,
                          const fa_sequence *s, int64_t query, int64_t head) {
     const fa_problem *p = &g->problem;
     int64_t row = first_row(p, m, s, head / p->group) + query * p->group + head % p->group;
@@ -340,14 +351,33 @@ static int64_t longest_segment(const fa_problem *p) {
     return longest;
 }
 
+static const fa_cpu_backward_kernels *kernels_of(fa_isa isa) {
+    switch (isa) {
+    case FA_ISA_NEON: return fa_cpu_backward_kernels_neon();
+    case FA_ISA_AVX2: return fa_cpu_backward_kernels_avx2();
+    case FA_ISA_AVX512:
+    case FA_ISA_AVX512_BF16: return fa_cpu_backward_kernels_avx512();
+    default: return fa_cpu_backward_kernels_portable();
+    }
+}
+
+/* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
+static const fa_cpu_products *products_of(const fa_gradients *g, fa_isa isa, const fa_cpu_backward_kernels *kernels) {
+    bool bfloat16 = g->problem.q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16;
+    return isa == FA_ISA_AVX512_BF16 && bfloat16 ? fa_cpu_products_avx512_bf16() : &kernels->products;
+}
+
 fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan *plan) {
     const fa_problem *p = &g->problem;
     fa_status status = FA_OK;
     memset(plan, 0, sizeof *plan);
-    plan->kernels = fa_cpu_kernels_select(p->isa, &status);
-    if (plan->kernels == NULL) return status;
+    const fa_cpu_kernels *forward = fa_cpu_kernels_select(p->isa, &status);
+    if (forward == NULL) return status;
+    plan->isa = forward->isa;
+    plan->kernels = kernels_of(plan->isa);
+    plan->products = products_of(g, plan->isa, plan->kernels);
     plan->tile_rows = TILE_ROWS;
-    plan->tile_keys = FA_TILE_KEYS;
+    plan->tile_keys = FA_BACKWARD_KEYS;
 
     int64_t units = (p->batch + 1) * p->heads_kv, longest = longest_segment(p);
     plan->splits = p->num_splits;
@@ -360,7 +390,8 @@ fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan 
     shared m;
     workspace w;
     plan->shared_bytes = shared_init(&m, g, plan->splits, NULL);
-    plan->thread_bytes = fa_max(workspace_init(&w, p, NULL), fa_backward_bias_workspace(g));
+    const fa_backward_context c = {g, plan->kernels, plan->products};
+    plan->thread_bytes = fa_max(workspace_init(&w, &c, NULL), fa_backward_bias_workspace(&c));
     return FA_OK;
 }
 
@@ -375,7 +406,7 @@ static unit find_unit(const fa_problem *p, const shared *m, int64_t index, int64
 }
 
 /* Of all sequences, and of the rows behind the last one. */
-static void prepare_head(const fa_gradients *g, const fa_cpu_kernels *kernels, const shared *m, int64_t splits,
+static void prepare_head(const fa_gradients *g, const fa_cpu_backward_kernels *kernels, const shared *m, int64_t splits,
                          int64_t n, int64_t head) {
     const fa_problem *p = &g->problem;
     fa_sequence s = fa_problem_sequence(p, n);
@@ -398,8 +429,8 @@ fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *pla
     if (memory == NULL)
         return fa_fail(FA_OUT_OF_MEMORY, "no memory for a workspace of %" PRId64 " bytes (%" PRId64 " threads)", bytes,
                        plan->threads);
-    const fa_cpu_kernels *kernels = plan->kernels;
-    const fa_cpu_backward_kernels *backward = fa_cpu_backward_kernels_of(kernels->isa);
+    const fa_cpu_backward_kernels *kernels = plan->kernels;
+    const fa_backward_context c = {g, kernels, plan->products};
     shared m;
     (void)shared_init(&m, g, splits, memory);
     int64_t sequence_heads = fa_problem_sequences(p) * p->heads;
@@ -410,7 +441,7 @@ fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *pla
     {
         char *own = memory + plan->shared_bytes + fa_thread_number() * plan->thread_bytes;
         workspace w;
-        (void)workspace_init(&w, p, own);
+        (void)workspace_init(&w, &c, own);
 
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < sequence_heads; i++) prepare_head(g, kernels, &m, splits, i / p->heads, i % p->heads);
@@ -420,8 +451,7 @@ fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *pla
             unit u = find_unit(p, &m, i, splits);
             int64_t blocks = fa_divide_up(u.segment.rows, KEY_BLOCK);
             for (int64_t b = blocks * u.split / splits; b < blocks * (u.split + 1) / splits; b++)
-                backward_block(g, kernels, backward, &u, &m, &w, b * KEY_BLOCK,
-                               fa_min((b + 1) * KEY_BLOCK, u.segment.rows));
+                backward_block(&c, &u, &m, &w, b * KEY_BLOCK, fa_min((b + 1) * KEY_BLOCK, u.segment.rows));
         }
 
         if (g->dq.data != NULL) {
@@ -444,8 +474,7 @@ fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *pla
         if (g->dbias.data != NULL) {
             int64_t bias_units = fa_backward_bias_units(g);
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < bias_units; i++)
-                fa_backward_bias_unit(g, kernels, backward, i, m.lse, m.delta, m.rows, own);
+            for (int64_t i = 0; i < bias_units; i++) fa_backward_bias_unit(&c, i, m.lse, m.delta, m.rows, own);
         }
     }
     free(memory);

@@ -8,10 +8,9 @@
 /* Tiles of dbias. Units are independent of each other. 0 if dbias is not wanted. */
 int64_t fa_backward_bias_units(const fa_gradients *g);
 /* Bytes that a thread needs for one, 64-byte aligned. */
-int64_t fa_backward_bias_workspace(const fa_gradients *g);
+int64_t fa_backward_bias_workspace(const fa_backward_context *c);
 /* lse and delta as in backward.c: [heads_kv][all_rows]. */
-void fa_backward_bias_unit(const fa_gradients *g, const fa_cpu_kernels *kernels,
-                           const fa_cpu_backward_kernels *backward, int64_t unit, const float *lse, const float *delta,
+void fa_backward_bias_unit(const fa_backward_context *c, int64_t unit, const float *lse, const float *delta,
                            int64_t all_rows, char *workspace);
 
 #endif

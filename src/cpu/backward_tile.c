@@ -10,48 +10,58 @@ void *fa_carve(char *base, int64_t *used, int64_t bytes) {
 
 static const int64_t f = (int64_t)sizeof(float);
 
-int64_t fa_backward_queries_init(fa_backward_queries *b, const fa_problem *p, int64_t tile_rows, char *base) {
-    int64_t used = 0;
+/* Bytes of operands: [rows] rows of `depth`; a panel-packed matrix of `depth` rows and `columns`. */
+static int64_t rows_bytes(const fa_cpu_products *products, int64_t rows, int64_t depth) {
+    return rows * fa_words(products, depth) * f;
+}
+
+static int64_t panels_bytes(const fa_cpu_products *products, int64_t depth, int64_t columns) {
+    return fa_words(products, depth) * fa_round_up(columns, products->panel) * f;
+}
+
+int64_t fa_backward_queries_init(fa_backward_queries *b, const fa_backward_context *c, int64_t tile_rows, char *base) {
+    int64_t used = 0, head_dim = c->g->problem.head_dim, head_dim_v = c->g->problem.head_dim_v;
     b->row = fa_carve(base, &used, tile_rows * (int64_t)sizeof *b->row);
     b->lse = fa_carve(base, &used, tile_rows * f);
     b->delta = fa_carve(base, &used, tile_rows * f);
-    b->q = fa_carve(base, &used, tile_rows * p->head_dim * f);
-    b->q_panels = fa_carve(base, &used, tile_rows * fa_round_up(p->head_dim, FA_PANEL_MAX) * f);
-    b->dout = fa_carve(base, &used, tile_rows * p->head_dim_v * f);
-    b->dout_panels = fa_carve(base, &used, tile_rows * fa_round_up(p->head_dim_v, FA_PANEL_MAX) * f);
+    b->q = fa_carve(base, &used, rows_bytes(c->products, tile_rows, head_dim));
+    b->q_panels = fa_carve(base, &used, panels_bytes(c->products, tile_rows, head_dim));
+    b->dout = fa_carve(base, &used, rows_bytes(c->products, tile_rows, head_dim_v));
+    b->dout_panels = fa_carve(base, &used, panels_bytes(c->products, tile_rows, head_dim_v));
     return used;
 }
 
-int64_t fa_backward_keys_init(fa_backward_keys *b, const fa_problem *p, char *base) {
-    int64_t used = 0;
-    b->k_columns = fa_carve(base, &used, FA_TILE_KEYS * p->head_dim * f);
-    b->k_panels = fa_carve(base, &used, FA_TILE_KEYS * fa_round_up(p->head_dim, FA_PANEL_MAX) * f);
-    b->v_columns = fa_carve(base, &used, FA_TILE_KEYS * p->head_dim_v * f);
+int64_t fa_backward_keys_init(fa_backward_keys *b, const fa_backward_context *c, char *base) {
+    int64_t used = 0, head_dim = c->g->problem.head_dim, head_dim_v = c->g->problem.head_dim_v;
+    b->k_columns = fa_carve(base, &used, panels_bytes(c->products, head_dim, FA_BACKWARD_KEYS));
+    b->k_panels = fa_carve(base, &used, panels_bytes(c->products, FA_BACKWARD_KEYS, head_dim));
+    b->v_columns = fa_carve(base, &used, panels_bytes(c->products, head_dim_v, FA_BACKWARD_KEYS));
     return used;
 }
 
-int64_t fa_backward_scores_init(fa_backward_scores *b, const fa_problem *p, int64_t tile_rows, char *base) {
-    int64_t used = 0, pairs = tile_rows * FA_TILE_KEYS;
+int64_t fa_backward_scores_init(fa_backward_scores *b, const fa_backward_context *c, int64_t tile_rows, char *base) {
+    int64_t used = 0, pairs = tile_rows * FA_BACKWARD_KEYS;
     b->p = fa_carve(base, &used, pairs * f);
     b->ds = fa_carve(base, &used, pairs * f);
-    b->slope = fa_carve(base, &used, p->softcap > 0 ? pairs * f : 0);
-    b->bias = fa_carve(base, &used, FA_TILE_KEYS * f);
+    b->slope = fa_carve(base, &used, c->g->problem.softcap > 0 ? pairs * f : 0);
+    b->p_by_rows = b->p;
+    b->ds_by_rows = b->ds_by_columns = b->ds;
+    if (c->products->pack_weights != NULL) {
+        b->p_by_rows = fa_carve(base, &used, rows_bytes(c->products, FA_BACKWARD_KEYS, tile_rows));
+        b->ds_by_rows = fa_carve(base, &used, rows_bytes(c->products, FA_BACKWARD_KEYS, tile_rows));
+        b->ds_by_columns = fa_carve(base, &used, rows_bytes(c->products, tile_rows, FA_BACKWARD_KEYS));
+    }
+    b->bias = fa_carve(base, &used, FA_BACKWARD_KEYS * f);
     b->seen = fa_carve(base, &used, pairs);
-    b->rows = fa_carve(base, &used, fa_max(tile_rows, FA_TILE_KEYS) * (int64_t)sizeof(void *));
+    b->rows = fa_carve(base, &used, fa_max(tile_rows, FA_BACKWARD_KEYS) * (int64_t)sizeof(void *));
     return used;
 }
 
 /* ---- Loading ---- */
 
-/* Rows of a float32 matrix as right operand; returns whether any element is infinite or NaN. */
-static bool pack_panels(const fa_cpu_kernels *kernels, float *panels, const float *rows, int64_t count, int64_t width,
-                        const void **addresses) {
-    for (int64_t r = 0; r < count; r++) addresses[r] = rows + r * width;
-    return kernels->pack_values(panels, addresses, count, width, FA_ELEMENT_FLOAT32);
-}
-
-void fa_backward_load_queries(const fa_gradients *g, const fa_cpu_kernels *kernels, const fa_sequence *s,
-                              fa_backward_queries *b, fa_backward_scores *scores) {
+void fa_backward_load_queries(const fa_backward_context *c, const fa_sequence *s, fa_backward_queries *b,
+                              fa_backward_scores *scores) {
+    const fa_gradients *g = c->g;
     const fa_problem *p = &g->problem;
     b->all = (fa_key_range){INT64_MAX, 0};
     for (int64_t r = 0; r < b->count; r++) {
@@ -63,35 +73,37 @@ void fa_backward_load_queries(const fa_gradients *g, const fa_cpu_kernels *kerne
         b->all.begin = fa_min(b->all.begin, row->keys.begin);
         b->all.end = fa_max(b->all.end, row->keys.end);
     }
-    kernels->load_rows(b->q, p->head_dim, scores->rows, b->count, p->head_dim, p->q.type, p->softmax_scale);
-    b->q_nonfinite = pack_panels(kernels, b->q_panels, b->q, b->count, p->head_dim, scores->rows);
+    c->products->pack_rows(b->q, fa_words(c->products, p->head_dim), scores->rows, b->count, p->head_dim, p->q.type);
+    b->q_nonfinite = c->products->pack_panels(b->q_panels, scores->rows, b->count, p->head_dim, p->q.type);
     for (int64_t r = 0; r < b->count; r++)
         scores->rows[r] = fa_query_address(&g->dout, s, b->row[r].query, b->row[r].head);
-    kernels->load_rows(b->dout, p->head_dim_v, scores->rows, b->count, p->head_dim_v, g->dout.type, 1.0f);
-    b->dout_nonfinite = pack_panels(kernels, b->dout_panels, b->dout, b->count, p->head_dim_v, scores->rows);
+    c->products->pack_rows(b->dout, fa_words(c->products, p->head_dim_v), scores->rows, b->count, p->head_dim_v,
+                           g->dout.type);
+    b->dout_nonfinite = c->products->pack_panels(b->dout_panels, scores->rows, b->count, p->head_dim_v, g->dout.type);
 }
 
-void fa_backward_load_keys(const fa_gradients *g, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
-                           int64_t begin, int64_t count, fa_backward_keys *b, fa_backward_scores *scores) {
-    const fa_problem *p = &g->problem;
+void fa_backward_load_keys(const fa_backward_context *c, const fa_sequence *s, int64_t head_kv, int64_t begin,
+                           int64_t count, fa_backward_keys *b, fa_backward_scores *scores) {
+    const fa_problem *p = &c->g->problem;
     b->begin = begin;
     b->count = count;
+    b->head_kv = head_kv;
     for (int64_t j = 0; j < count; j++) scores->rows[j] = fa_key_address(p, &p->k, s, begin + j, head_kv);
-    kernels->pack_keys(b->k_columns, scores->rows, count, p->head_dim, p->k.type);
-    b->k_nonfinite = kernels->pack_values(b->k_panels, scores->rows, count, p->head_dim, p->k.type);
+    c->products->pack_columns(b->k_columns, scores->rows, count, p->head_dim, p->k.type);
+    b->k_nonfinite = c->products->pack_panels(b->k_panels, scores->rows, count, p->head_dim, p->k.type);
     for (int64_t j = 0; j < count; j++) scores->rows[j] = fa_key_address(p, &p->v, s, begin + j, head_kv);
-    kernels->pack_keys(b->v_columns, scores->rows, count, p->head_dim_v, p->v.type);
+    c->products->pack_columns(b->v_columns, scores->rows, count, p->head_dim_v, p->v.type);
 }
 
 /* ---- Scores ---- */
 
 /* s += bias and ALiBi, for one row. */
-static void add_offsets(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s,
+static void add_offsets(const fa_problem *p, const fa_cpu_backward_kernels *kernels, const fa_sequence *s,
                         const fa_backward_row *row, const fa_backward_keys *keys, float *score, float *bias) {
     if (p->bias.data != NULL) {
         const void *source = fa_score_address(&p->bias, s->batch, row->head, row->query, keys->begin);
         if (p->bias.key_stride == fa_element_size(p->bias.type)) {
-            kernels->load_rows(bias, FA_TILE_KEYS, &source, 1, keys->count, p->bias.type, 1.0f);
+            kernels->load_rows(bias, FA_BACKWARD_KEYS, &source, 1, keys->count, p->bias.type, 1.0f);
         } else {
             for (int64_t j = 0; j < keys->count; j++)
                 bias[j] = (float)fa_element_load((const char *)source + j * p->bias.key_stride, p->bias.type);
@@ -119,21 +131,23 @@ static void hide(const fa_problem *p, const fa_sequence *s, const fa_backward_ro
         if (mask[j * p->mask.key_stride] == 0) score[j] = -INFINITY;
 }
 
-void fa_backward_tile(const fa_gradients *g, const fa_cpu_kernels *kernels, const fa_cpu_backward_kernels *backward,
-                      const fa_sequence *s, const fa_backward_queries *queries, const fa_backward_keys *keys,
-                      fa_backward_scores *scores) {
-    const fa_problem *p = &g->problem;
-    int64_t rows = queries->count, columns = fa_round_up(keys->count, kernels->panel);
-    kernels->multiply(scores->p, FA_TILE_KEYS, queries->q, p->head_dim, keys->k_columns, rows, columns, p->head_dim,
-                      NULL);
+void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const fa_backward_queries *queries,
+                      const fa_backward_keys *keys, fa_backward_scores *scores) {
+    const fa_problem *p = &c->g->problem;
+    const fa_cpu_backward_kernels *kernels = c->kernels;
+    const fa_cpu_products *products = c->products;
+    int64_t rows = queries->count, columns = fa_round_up(keys->count, products->panel);
+    int64_t words = fa_words(products, p->head_dim);
+    products->multiply(scores->p, FA_BACKWARD_KEYS, queries->q, words, keys->k_columns, rows, columns, words,
+                       p->softmax_scale, false);
     bool offsets = p->bias.data != NULL || p->alibi_slopes.data != NULL;
     scores->nonfinite = queries->q_nonfinite || queries->dout_nonfinite || keys->k_nonfinite;
     for (int64_t r = 0; r < rows; r++) {
         const fa_backward_row *row = &queries->row[r];
-        float *score = scores->p + r * FA_TILE_KEYS;
+        float *score = scores->p + r * FA_BACKWARD_KEYS;
         if (p->softcap > 0) {
             kernels->softcap(score, columns, p->softcap);
-            float *slope = scores->slope + r * FA_TILE_KEYS;
+            float *slope = scores->slope + r * FA_BACKWARD_KEYS;
             for (int64_t j = 0; j < columns; j++) {
                 float t = score[j] / p->softcap;
                 slope[j] = 1.0f - t * t;
@@ -144,16 +158,18 @@ void fa_backward_tile(const fa_gradients *g, const fa_cpu_kernels *kernels, cons
             row->lse == INFINITY || p->mask.data != NULL)
             hide(p, s, row, keys, columns, score);
         for (int64_t j = 0; j < keys->count && scores->nonfinite; j++)
-            scores->seen[r * FA_TILE_KEYS + j] = score[j] != -INFINITY ? 1u : 0u;
+            scores->seen[r * FA_BACKWARD_KEYS + j] = score[j] != -INFINITY ? 1u : 0u;
     }
-    kernels->multiply(scores->ds, FA_TILE_KEYS, queries->dout, p->head_dim_v, keys->v_columns, rows, columns,
-                      p->head_dim_v, NULL);
-    backward->softmax_backward(scores->p, scores->ds, FA_TILE_KEYS, rows, columns, queries->lse, queries->delta);
+    words = fa_words(products, p->head_dim_v);
+    products->multiply(scores->ds, FA_BACKWARD_KEYS, queries->dout, words, keys->v_columns, rows, columns, words, 1.0f,
+                       false);
+    kernels->softmax_backward(scores->p, scores->ds, FA_BACKWARD_KEYS, rows, columns, queries->lse, queries->delta);
 }
 
 void fa_backward_softcap(const fa_problem *p, int64_t rows, int64_t columns, fa_backward_scores *scores) {
     if (p->softcap == 0) return;
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = r * FA_TILE_KEYS; j < r * FA_TILE_KEYS + columns; j++) /* A hidden pair's slope may be NaN. */
+        for (int64_t j = r * FA_BACKWARD_KEYS; j < r * FA_BACKWARD_KEYS + columns;
+             j++) /* A hidden pair's slope may be NaN. */
             scores->ds[j] = scores->ds[j] == 0.0f ? 0.0f : scores->ds[j] * scores->slope[j];
 }

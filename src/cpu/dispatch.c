@@ -3,6 +3,7 @@
  * environment asks for. */
 #include "../status.h"
 #include "kernels.h"
+#include "kernels_backward.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@ const char *fa_isa_name(fa_isa isa) {
     case FA_ISA_NEON: return "neon";
     case FA_ISA_AVX2: return "avx2";
     case FA_ISA_AVX512: return "avx512";
+    case FA_ISA_AVX512_BF16: return "avx512_bf16";
     }
     return "unknown";
 }
@@ -34,6 +36,7 @@ static const fa_cpu_kernels *table(fa_isa isa) {
     case FA_ISA_NEON: return fa_cpu_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_kernels_avx2();
     case FA_ISA_AVX512: return fa_cpu_kernels_avx512();
+    case FA_ISA_AVX512_BF16: return fa_cpu_products_avx512_bf16() == NULL ? NULL : fa_cpu_kernels_avx512_bf16();
     }
     return NULL;
 }
@@ -52,7 +55,10 @@ enum {
     CPU_AVX512F = 1 << 6,
     CPU_AVX512DQ = 1 << 7,
     CPU_AVX512BW = 1 << 8,
-    CPU_AVX512VL = 1 << 9
+    CPU_AVX512VL = 1 << 9,
+    CPU_AVX512_BF16 = 1 << 10,
+    CPU_FAST_BF16 =
+        1 << 14 /* its bfloat16 dot product does twice the work of a float32 multiply-add in the same time */
 };
 
 static unsigned ask_cpu(void) {
@@ -66,12 +72,28 @@ static unsigned ask_cpu(void) {
         if ((low & 0x06) == 0x06) found |= CPU_SAVES_AVX;    /* xmm, ymm */
         if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512; /* and masks, upper halves, zmm16 and above */
     }
+    /* AMD's do from the first on (Zen 4). Intel's have half the rate of multiply-adds. */
+    unsigned vendor[3];
+    if (__get_cpuid(0, &a, &vendor[0], &vendor[2], &vendor[1]) && memcmp(vendor, "AuthenticAMD", 12) == 0)
+        found |= CPU_FAST_BF16;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
     if (b & bit_AVX2) found |= CPU_AVX2;
     if (b & bit_AVX512F) found |= CPU_AVX512F;
     if (b & bit_AVX512DQ) found |= CPU_AVX512DQ;
     if (b & bit_AVX512BW) found |= CPU_AVX512BW;
     if (b & bit_AVX512VL) found |= CPU_AVX512VL;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5)) found |= CPU_AVX512_BF16;
+    return found;
+}
+
+/* CPUID leaves the virtual machine, so it is asked once; threads that ask at the same time find the same. */
+static unsigned cpu(void) {
+    static atomic_uint known;
+    unsigned found = atomic_load_explicit(&known, memory_order_relaxed);
+    if (found == 0) {
+        found = ask_cpu();
+        atomic_store_explicit(&known, found, memory_order_relaxed);
+    }
     return found;
 }
 
@@ -91,20 +113,23 @@ static const char *lacking(fa_isa isa) {
         {FA_ISA_AVX512, CPU_AVX512BW, "AVX-512 BW"},
         {FA_ISA_AVX512, CPU_AVX512VL, "AVX-512 VL"},
         {FA_ISA_AVX512, CPU_SAVES_AVX512, "an operating system that saves AVX-512 registers"},
+        {FA_ISA_AVX512_BF16, CPU_AVX512_BF16, "AVX-512 BF16"},
     };
-    /* CPUID leaves the virtual machine, so it is asked once; threads that ask at the same time find the same. */
-    static atomic_uint known;
-    unsigned found = atomic_load_explicit(&known, memory_order_relaxed);
-    if (found == 0) {
-        found = ask_cpu();
-        atomic_store_explicit(&known, found, memory_order_relaxed);
-    }
+    unsigned found = cpu();
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
         if (isa >= needs[i].since && !(found & needs[i].feature)) return needs[i].name;
     return NULL;
 }
 
+/* Whether an instruction set that the machine has is slower than the one before it. */
+static bool slower(fa_isa isa) { return isa == FA_ISA_AVX512_BF16 && !(cpu() & CPU_FAST_BF16); }
+
 #else
+
+static bool slower(fa_isa isa) {
+    (void)isa;
+    return false;
+}
 
 /* NEON is part of aarch64. */
 static const char *lacking(fa_isa isa) {
@@ -118,9 +143,9 @@ static const char *lacking(fa_isa isa) {
 
 /* `argument` is what asked for the instruction set. */
 static fa_status check(fa_isa isa, const char *argument) {
-    if ((unsigned)isa > FA_ISA_AVX512)
-        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (avx512)", argument, (int)isa,
-                       (int)FA_ISA_AVX512);
+    if ((unsigned)isa > FA_ISA_AVX512_BF16)
+        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (avx512_bf16)", argument, (int)isa,
+                       (int)FA_ISA_AVX512_BF16);
     if (table(isa) == NULL)
         return fa_fail(FA_UNSUPPORTED, "%s = %s: not in this build, which is for %s", argument, fa_isa_name(isa),
                        ARCHITECTURE);
@@ -134,11 +159,12 @@ static fa_status check(fa_isa isa, const char *argument) {
 static fa_status automatic(fa_isa *isa) {
     const char *wish = getenv("FLASHATTN_ISA");
     if (wish != NULL && wish[0] != '\0') {
-        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AVX512; ++*isa)
+        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AVX512_BF16; ++*isa)
             if (strcmp(wish, fa_isa_name(*isa)) == 0) return check(*isa, "FLASHATTN_ISA");
-        return fa_fail(FA_INVALID_ARGUMENT, "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2 or avx512", wish);
+        return fa_fail(FA_INVALID_ARGUMENT,
+                       "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512 or avx512_bf16", wish);
     }
-    for (*isa = FA_ISA_AVX512; table(*isa) == NULL || lacking(*isa) != NULL;) --*isa;
+    for (*isa = FA_ISA_AVX512_BF16; table(*isa) == NULL || lacking(*isa) != NULL || slower(*isa);) --*isa;
     return FA_OK;
 }
 

@@ -71,6 +71,8 @@ const fa_cpu_kernels *fa_cpu_kernels_portable(void);
 const fa_cpu_kernels *fa_cpu_kernels_neon(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
+/* The same by another name: only backward (kernels_backward.h) has products of bfloat16. */
+const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);
 
 /* The table for an instruction set; FA_ISA_AUTO asks the environment, then the machine. On failure NULL, with
  * the status and the sentence set as for a public call. */

@@ -143,7 +143,7 @@ const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
 }
 
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void) {
-    static const fa_cpu_backward_kernels table = {multiply_transposed, softmax_backward};
+    static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
     return &table;
 }
 

@@ -120,7 +120,7 @@ const fa_cpu_kernels *fa_cpu_kernels_neon(void) {
 }
 
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_neon(void) {
-    static const fa_cpu_backward_kernels table = {multiply_transposed, softmax_backward};
+    static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
     return &table;
 }
 

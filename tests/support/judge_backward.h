@@ -44,13 +44,14 @@ void assert_same_gradients(const backward_call *b, const gradients *x, const gra
 
 typedef struct backward_yardstick {
     answer of[GRADIENTS];
+    norms in_dtype[GRADIENTS]; /* the standard kernel's errors in the inputs' dtype, always */
 } backward_yardstick;
 
 backward_yardstick *backward_yardstick_new(backward_call *b);
 /* See yardstick_to_float32(). */
 void backward_yardstick_to_float32(backward_call *b, backward_yardstick *y);
 void backward_yardstick_free(backward_yardstick *y);
-const char *fault_in_gradients(const backward_yardstick *y, const gradients *g);
+const char *fault_in_gradients(const backward_call *b, const backward_yardstick *y, contender who, const gradients *g);
 
 /* All of it, for every contender and by both standards. Poisons what must not be read first. */
 void judge_backward_call(backward_call *b);
