@@ -202,7 +202,8 @@ typedef enum fa_kernel {
  * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4).
  *
  * FA_ISA_AVX512_BF16 serves fa_backward with bfloat16 inputs: there P and dS are rounded to bfloat16 before the products
- * that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512.
+ * that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512, and
+ * fa_plan() says so.
  */
 typedef enum fa_isa {
     FA_ISA_AUTO = 0,       /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */

@@ -155,7 +155,7 @@ static void expect_zero_keys(attention_case c, int64_t n) {
     backward_call *b = backward_call_new(&c);
     backward_call_poison(b);
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     for (int w = 0; w < count; w++) {
         gradients g = run_backward(b, all[w]); /* into buffers full of NaN */
         call_sequence s = call_sequence_of(b->a, n);
@@ -238,7 +238,7 @@ static void A1_A3_A5_nothing_to_see(void **state) {
         c.sink = true;
         backward_call *b = backward_call_new(&c);
         int count;
-        const contender *all = contenders(&count);
+        const contender *all = backward_contenders(&count);
         for (int w = -1; w < count; w++) {
             contender who = w < 0 ? (contender){FA_KERNEL_REFERENCE, FA_ISA_AUTO} : all[w];
             gradients g = run_backward(b, who);
@@ -326,7 +326,7 @@ static void E1_four_spellings_of_causal(void **state) {
     (void)state;
     static const int64_t windows[][2] = {{-1, 0}, {128, 0}, {127, 0}};
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     attention_case c = case_default("E1 backward");
     c.seqlen_q = c.seqlen_k = 128;
     backward_call *b = backward_call_new(&c);

@@ -45,7 +45,7 @@ static void L3_dout_with_strides_of_zero(void **state) {
     backward_call *b = backward_call_new(&c);
     for (int64_t i = 0; i < tensor_count(b->dout); i++) tensor_put(b->dout, i, (double)(i % c.head_dim_v));
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     for (int w = 0; w < count; w++) {
         gradients expected = run_backward(b, all[w]);
         int64_t strides[4] = {0, 0, 0, 1}, *own = b->dout->fa.strides;
@@ -101,7 +101,7 @@ static void gradients_that_are_not_wanted(void **state) {
     c.bias = (score_shape){true, false, true, true, true};
     backward_call *b = backward_call_new(&c);
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     for (int w = -2; w < count; w++) {
         contender who = w >= 0 ? all[w] : (contender){w == -1 ? FA_KERNEL_REFERENCE : FA_KERNEL_STANDARD, FA_ISA_AUTO};
         gradients expected = run_backward(b, who);
@@ -310,7 +310,7 @@ static void memory_is_linear(void **state) {
 static void same_bits_for_any_number_of_threads(void **state) {
     (void)state;
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     for (uint64_t i = 0; i < 9; i++) {
         attention_case c = i < 6 ? random_backward_case("threads, backward", i) : case_default("threads, backward");
         if (i >= 6) {
@@ -343,7 +343,7 @@ static void same_bits_for_any_number_of_threads(void **state) {
 static void G7_same_bits_in_thirty_runs(void **state) {
     (void)state;
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = backward_contenders(&count);
     attention_case c = case_default("G7");
     c.seqlen_q = c.seqlen_k = 300;
     c.head_dim = c.head_dim_v = 128;

@@ -361,21 +361,21 @@ static const fa_cpu_backward_kernels *kernels_of(fa_isa isa) {
     }
 }
 
-/* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
-static const fa_cpu_products *products_of(const fa_gradients *g, fa_isa isa, const fa_cpu_backward_kernels *kernels) {
-    bool bfloat16 = g->problem.q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16;
-    return isa == FA_ISA_AVX512_BF16 && bfloat16 ? fa_cpu_products_avx512_bf16() : &kernels->products;
-}
-
 fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan *plan) {
     const fa_problem *p = &g->problem;
     fa_status status = FA_OK;
     memset(plan, 0, sizeof *plan);
-    const fa_cpu_kernels *forward = fa_cpu_kernels_select(p->isa, &status);
-    if (forward == NULL) return status;
-    plan->isa = forward->isa;
+    plan->isa = fa_cpu_isa_select(p->isa, &status);
+    if (status != FA_OK) return status;
     plan->kernels = kernels_of(plan->isa);
-    plan->products = products_of(g, plan->isa, plan->kernels);
+    plan->products = &plan->kernels->products;
+    /* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
+    if (plan->isa == FA_ISA_AVX512_BF16) {
+        if (p->q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16)
+            plan->products = fa_cpu_products_avx512_bf16();
+        else
+            plan->isa = FA_ISA_AVX512;
+    }
     plan->tile_rows = TILE_ROWS;
     plan->tile_keys = FA_BACKWARD_KEYS;
 

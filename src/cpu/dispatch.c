@@ -36,7 +36,8 @@ static const fa_cpu_kernels *table(fa_isa isa) {
     case FA_ISA_NEON: return fa_cpu_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_kernels_avx2();
     case FA_ISA_AVX512: return fa_cpu_kernels_avx512();
-    case FA_ISA_AVX512_BF16: return fa_cpu_products_avx512_bf16() == NULL ? NULL : fa_cpu_kernels_avx512_bf16();
+    /* Forward has none of its own. */
+    case FA_ISA_AVX512_BF16: return fa_cpu_products_avx512_bf16() == NULL ? NULL : fa_cpu_kernels_avx512();
     }
     return NULL;
 }
@@ -168,13 +169,18 @@ static fa_status automatic(fa_isa *isa) {
     return FA_OK;
 }
 
-const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status) {
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status) {
     *status = isa == FA_ISA_AUTO ? automatic(&isa) : check(isa, "isa");
+    return *status == FA_OK ? isa : FA_ISA_AUTO;
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status) {
+    isa = fa_cpu_isa_select(isa, status);
     return *status == FA_OK ? table(isa) : NULL;
 }
 
 fa_status fa_isa_supported(fa_isa isa) {
     fa_status status;
-    fa_cpu_kernels_select(isa, &status);
+    (void)fa_cpu_isa_select(isa, &status);
     return status;
 }

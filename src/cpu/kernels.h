@@ -71,11 +71,11 @@ const fa_cpu_kernels *fa_cpu_kernels_portable(void);
 const fa_cpu_kernels *fa_cpu_kernels_neon(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
-/* The same by another name: only backward (kernels_backward.h) has products of bfloat16. */
-const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);
 
-/* The table for an instruction set; FA_ISA_AUTO asks the environment, then the machine. On failure NULL, with
- * the status and the sentence set as for a public call. */
+/* The instruction set that an option means: FA_ISA_AUTO asks the environment, then the machine. On failure FA_ISA_AUTO,
+ * with the status and the sentence set as for a public call. */
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status);
+/* Its table, whose `isa` says whose it is; NULL on failure. */
 const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status);
 
 #endif

@@ -146,12 +146,6 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512(void) {
     return &table;
 }
 
-const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
-    static const fa_cpu_kernels table = {FA_ISA_AVX512_BF16, PANEL,        load_rows, pack_keys, pack_values,
-                                         multiply,           softmax_step, softcap,   store_row};
-    return &table;
-}
-
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void) {
     static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
     return &table;
@@ -162,7 +156,6 @@ const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void) {
 #    include "kernels_backward.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void) { return NULL; }
-const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) { return NULL; }
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void) { return NULL; }
 
 #endif

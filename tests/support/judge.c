@@ -15,7 +15,7 @@
 const contender *contenders(int *count) {
     static contender all[CONTENDERS];
     *count = 0;
-    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AVX512_BF16; isa++)
+    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AVX512; isa++)
         if (fa_isa_supported((fa_isa)isa) == FA_OK) all[(*count)++] = (contender){FA_KERNEL_CPU, (fa_isa)isa};
     return all;
 }

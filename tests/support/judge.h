@@ -27,7 +27,7 @@ typedef struct contender {
     fa_isa isa;
 } contender;
 
-enum { CONTENDERS = 6 }; /* at most */
+enum { CONTENDERS = 4 }; /* at most */
 
 const char *contender_name(contender who);
 

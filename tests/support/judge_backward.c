@@ -8,6 +8,14 @@
 #include <math.h>
 #include <stdlib.h>
 
+const contender *backward_contenders(int *count) {
+    static contender all[BACKWARD_CONTENDERS];
+    const contender *forward = contenders(count);
+    for (int i = 0; i < *count; i++) all[i] = forward[i];
+    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) all[(*count)++] = (contender){FA_KERNEL_CPU, FA_ISA_AVX512_BF16};
+    return all;
+}
+
 /* ---- The call ---- */
 
 static void fill_dout(backward_call *b) {
@@ -166,10 +174,22 @@ backward_yardstick *backward_yardstick_new(backward_call *b) {
         check_reference(b->a, &y->of[i], truth->values[i], truth->units[i], 1);
         set_allowances(&y->of[i], truth->units[i], 1);
     }
+    double *weight_units[] = {truth->weight_units[GRADIENT_Q], truth->weight_units[GRADIENT_K],
+                              truth->weight_units[GRADIENT_V]};
+    for (int i = 0; i <= GRADIENT_V; i++) truth->weight_units[i] = NULL; /* kept */
     gradients_free(&g);
     oracle_gradients_free(truth);
     measure_standard(b, y);
-    for (int i = 0; i < GRADIENTS; i++) y->in_dtype[i] = y->of[i].standard;
+    for (int i = 0; i <= GRADIENT_V; i++) {
+        answer *x = &y->rounded[i];
+        *x = y->of[i];
+        x->allowance = weight_units[i];
+        x->allowances = (norms){0, 0};
+        for (int64_t n = 0; n < x->count; n++) {
+            x->allowance[n] = y->of[i].allowance[n] + 2 * weight_units[i][n];
+            norms_add(&x->allowances, x->allowance[n]);
+        }
+    }
     return y;
 }
 
@@ -210,6 +230,7 @@ void backward_yardstick_free(backward_yardstick *y) {
         free(y->of[g].values);
         free(y->of[g].allowance);
         free(y->of[g].sees_key);
+        free(y->rounded[g].allowance);
     }
     free(y);
 }
@@ -223,10 +244,9 @@ const char *fault_in_gradients(const backward_call *b, const backward_yardstick 
     const char *wrong = NULL;
     for (int i = 0; i < GRADIENTS && wrong == NULL; i++) {
         if (g->of[i] == NULL) continue;
-        answer reference = y->of[i];
-        if (i <= GRADIENT_V && rounds_weights(b, who)) reference.standard = y->in_dtype[i];
+        const answer *reference = i <= GRADIENT_V && rounds_weights(b, who) ? &y->rounded[i] : &y->of[i];
         wrong = fault_in_writing(gradient_name((gradient)i), g->of[i]);
-        if (wrong == NULL) wrong = fault_in_answer(&reference, g->of[i]);
+        if (wrong == NULL) wrong = fault_in_answer(reference, g->of[i]);
     }
     return wrong;
 }
@@ -239,8 +259,8 @@ static void judge_gradients(const backward_call *b, const backward_yardstick *y,
 void judge_backward_call(backward_call *b) {
     backward_call_poison(b);
     int count;
-    const contender *all = contenders(&count);
-    gradients g[CONTENDERS];
+    const contender *all = backward_contenders(&count);
+    gradients g[BACKWARD_CONTENDERS];
     backward_yardstick *y = backward_yardstick_new(b);
     for (int w = 0; w < count; w++) {
         g[w] = run_backward(b, all[w]);

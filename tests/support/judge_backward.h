@@ -22,6 +22,10 @@ typedef struct backward_call {
 backward_call *backward_call_new(const attention_case *c);
 void backward_call_free(backward_call *b);
 
+/* The CPU kernel on every instruction set of this machine, those that only backward has among them. */
+enum { BACKWARD_CONTENDERS = CONTENDERS + 1 };
+const contender *backward_contenders(int *count);
+
 /* Fills dout, out and lse of queries that see no key, and all that call_poison_hidden() does, with NaN. */
 void backward_call_poison(backward_call *b);
 
@@ -44,7 +48,8 @@ void assert_same_gradients(const backward_call *b, const gradients *x, const gra
 
 typedef struct backward_yardstick {
     answer of[GRADIENTS];
-    norms in_dtype[GRADIENTS]; /* the standard kernel's errors in the inputs' dtype, always */
+    /* For kernels that round P and dS: the standard kernel's errors in the inputs' dtype, and what is allowed besides. */
+    answer rounded[GRADIENTS];
 } backward_yardstick;
 
 backward_yardstick *backward_yardstick_new(backward_call *b);

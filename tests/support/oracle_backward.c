@@ -181,6 +181,7 @@ oracle_gradients *oracle_gradients_new(const attention_call *a, const tensor *do
         int64_t count = tensor_count(gradient_of(a, (gradient)g));
         o->values[g] = zeros(count);
         o->units[g] = zeros(count);
+        o->weight_units[g] = zeros(count);
         o->takes_part[g] = calloc((size_t)count + 1, sizeof *o->takes_part[g]);
         all.of[g] = calloc((size_t)count + 1, sizeof *all.of[g]);
         assert_non_null(o->takes_part[g]);
@@ -203,6 +204,8 @@ oracle_gradients *oracle_gradients_new(const attention_call *a, const tensor *do
             double unit = sum_unit(&all.of[g][i]);
             o->values[g][i] = all.of[g][i].value;
             o->units[g][i] = isfinite(unit) ? unit : 0;
+            unit = 0x1p-9 * sqrt(all.of[g][i].terms);
+            o->weight_units[g][i] = isfinite(unit) ? unit : 0;
         }
         free(all.of[g]);
     }
@@ -213,6 +216,7 @@ void oracle_gradients_free(oracle_gradients *o) {
     for (int g = 0; g < GRADIENTS; g++) {
         free(o->values[g]);
         free(o->units[g]);
+        free(o->weight_units[g]);
         free(o->takes_part[g]);
     }
     free(o);

@@ -26,7 +26,8 @@ const tensor *gradient_of(const attention_call *a, gradient which);
 /* For each element; NULL where the call has no such tensor. */
 typedef struct oracle_gradients {
     double *values[GRADIENTS], *units[GRADIENTS];
-    bool *takes_part[GRADIENTS]; /* false: no pair touches it, so that it is exactly 0 */
+    double *weight_units[GRADIENTS]; /* of dq, dk, dv: if P and dS were rounded to bfloat16 before the last product */
+    bool *takes_part[GRADIENTS];     /* false: no pair touches it, so that it is exactly 0 */
 } oracle_gradients;
 
 /* From the given out and lse, which may be rounded. */
