@@ -10,7 +10,8 @@ const fa_kernel checked_kernels[CHECKED_KERNELS] = {FA_KERNEL_CPU, FA_KERNEL_V1,
 
 bool check_isa_chosen(const check_settings *s, int isa) {
     if (s->isas == 0 || s->isas == OPTION_CHOICES_ALL)
-        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
+        return isa != FA_ISA_AUTO && !(isa == FA_ISA_AVX512_BF16 && !s->backward) && /* forward has none of its own */
+               fa_isa_supported((fa_isa)isa) == FA_OK;
     return (s->isas >> isa & 1) != 0;
 }
 

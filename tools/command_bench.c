@@ -180,17 +180,19 @@ static bool any_shape_given(const bench_settings *s) {
     return false;
 }
 
-static bool isa_chosen(uint32_t isas, int isa) {
-    if (isas == 0) return isa == FA_ISA_AUTO;
-    if (isas == OPTION_CHOICES_ALL) return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
-    return (isas >> isa & 1) != 0;
+static bool isa_chosen(const bench_settings *s, int dtype, int isa) {
+    if (s->isas == 0) return isa == FA_ISA_AUTO;
+    if (s->isas != OPTION_CHOICES_ALL) return (s->isas >> isa & 1) != 0;
+    if (isa == FA_ISA_AVX512_BF16 && !(s->backward && dtype == FA_ELEMENT_BFLOAT16))
+        return false; /* the same as avx512 */
+    return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
 }
 
 static int make_list(bench_list *list, const bench_settings *s, const score_settings *scores) {
     uint32_t dtypes = s->dtypes == 0 ? UINT32_C(1) << FA_ELEMENT_FLOAT32 : s->dtypes;
     for (int dtype = 0; bench_dtype_choice(dtype) != NULL; dtype++) {
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s->isas, isa)) continue;
+            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s, dtype, isa)) continue;
             bench_case c = {.dtype = (fa_element)dtype, .isa = (fa_isa)isa, .backward = s->backward};
             if (!(any_shape_given(s) ? add_given_shapes(list, s, c) : add_default_shapes(list, c)))
                 return fail_memory("the list of cases");
