@@ -166,7 +166,7 @@ static void add_row(float *sum, float factor, const char *row, fa_element type, 
 /* x: P or dS. To keys: sum[j] += x[r][j] * row r of `rows`, which is q or dout. */
 static void add_seen_queries(const workspace *w, const fa_backward_keys *keys, const fa_sequence *s, const float *x,
                              const fa_rows *rows, int64_t width, float *sum, int64_t stride) {
-    for (int64_t r = 0; r < w->queries.count; r++)
+    for (int64_t r = w->scores.first; r < w->scores.end; r++)
         for (int64_t j = 0; j < keys->count; j++)
             if (w->scores.seen[r * FA_BACKWARD_KEYS + j])
                 add_row(sum + j * stride, x[r * FA_BACKWARD_KEYS + j],
@@ -176,7 +176,7 @@ static void add_seen_queries(const workspace *w, const fa_backward_keys *keys, c
 /* dQ[r] += dS[r][j] * key j. */
 static void add_seen_keys(const fa_problem *p, const workspace *w, const fa_backward_keys *keys, const fa_sequence *s,
                           float *dq, int64_t stride) {
-    for (int64_t r = 0; r < w->queries.count; r++)
+    for (int64_t r = w->scores.first; r < w->scores.end; r++)
         for (int64_t j = 0; j < keys->count; j++)
             if (w->scores.seen[r * FA_BACKWARD_KEYS + j])
                 add_row(dq + r * stride, w->scores.ds[r * FA_BACKWARD_KEYS + j],
@@ -185,7 +185,7 @@ static void add_seen_keys(const fa_problem *p, const workspace *w, const fa_back
 
 /* dslope -= dS * distance, row by row. */
 static void add_slopes(const workspace *w, const fa_backward_keys *keys, const fa_sequence *s, double *dslope) {
-    for (int64_t r = 0; r < w->queries.count; r++)
+    for (int64_t r = w->scores.first; r < w->scores.end; r++)
         for (int64_t j = 0; j < keys->count; j++)
             dslope[r] -= (double)w->scores.ds[r * FA_BACKWARD_KEYS + j] *
                          (double)fa_alibi_distance(&s->visibility, w->queries.row[r].query, keys->begin + j);
@@ -202,40 +202,46 @@ static void add_tile(const fa_backward_context *c, const unit *u, const shared *
     const fa_backward_keys *keys = &w->keys[tile];
     const fa_sequence *s = &u->sequence;
     fa_backward_scores *scores = &w->scores;
-    int64_t rows = queries->count, key = keys->begin - block_begin, part = u->split * m->rows * p->heads_kv + first;
+    int64_t key = keys->begin - block_begin, part = u->split * m->rows * p->heads_kv + first;
     float *dk = w->dk + key * w->dk_stride, *dv = w->dv + key * w->dv_stride;
 
     fa_backward_tile(c, s, queries, keys, scores);
+    if (scores->first >= scores->end) return;
+    int64_t top = scores->first, rows = scores->end - top, depth = fa_words(products, queries->count);
+    /* The first row in words of two rows, and in words of two columns. */
+    int64_t top_word = top / products->step, by_rows = top_word * FA_BACKWARD_KEYS;
+    int64_t by_columns = top * fa_words(products, FA_BACKWARD_KEYS);
     if (g->dalibi_slopes.data != NULL) add_slopes(w, keys, s, m->dslope + part);
-    fa_backward_softcap(p, rows, fa_round_up(keys->count, products->panel), scores);
+    fa_backward_softcap(p, fa_round_up(keys->count, products->panel), scores);
     if (products->pack_weights != NULL) {
-        products->pack_weights(scores->p_by_rows, NULL, scores->p, rows);
-        products->pack_weights(scores->ds_by_rows, scores->ds_by_columns, scores->ds, rows);
+        products->pack_weights(scores->p_by_rows + by_rows, NULL, scores->p + top * FA_BACKWARD_KEYS, rows);
+        products->pack_weights(scores->ds_by_rows + by_rows, scores->ds_by_columns + by_columns,
+                               scores->ds + top * FA_BACKWARD_KEYS, rows);
     }
     if (g->dv.data != NULL) {
         if (queries->dout_nonfinite)
             add_seen_queries(w, keys, s, scores->p, &g->dout, p->head_dim_v, dv, w->dv_stride);
         else
-            products->multiply_transposed(dv, w->dv_stride, scores->p_by_rows, FA_BACKWARD_KEYS, queries->dout_panels,
-                                          keys->count, fa_round_up(p->head_dim_v, products->panel),
-                                          fa_words(products, rows));
+            products->multiply_transposed(dv, w->dv_stride, scores->p_by_rows + by_rows, FA_BACKWARD_KEYS,
+                                          queries->dout_panels + top_word * products->panel, depth, keys->count,
+                                          fa_round_up(p->head_dim_v, products->panel), fa_words(products, rows));
     }
     if (g->dk.data != NULL) {
         if (queries->q_nonfinite)
             add_seen_queries(w, keys, s, scores->ds, &p->q, p->head_dim, dk, w->dk_stride);
         else
-            products->multiply_transposed(dk, w->dk_stride, scores->ds_by_rows, FA_BACKWARD_KEYS, queries->q_panels,
-                                          keys->count, fa_round_up(p->head_dim, products->panel),
-                                          fa_words(products, rows));
+            products->multiply_transposed(dk, w->dk_stride, scores->ds_by_rows + by_rows, FA_BACKWARD_KEYS,
+                                          queries->q_panels + top_word * products->panel, depth, keys->count,
+                                          fa_round_up(p->head_dim, products->panel), fa_words(products, rows));
     }
     if (g->dq.data != NULL) {
         float *dq = m->dq + part * m->dq_stride;
         if (keys->k_nonfinite)
             add_seen_keys(p, w, keys, s, dq, m->dq_stride);
         else
-            products->multiply(dq, m->dq_stride, scores->ds_by_columns, fa_words(products, FA_BACKWARD_KEYS),
-                               keys->k_panels, rows, fa_round_up(p->head_dim, products->panel),
-                               fa_words(products, keys->count), 1.0f, true);
+            products->multiply(dq + top * m->dq_stride, m->dq_stride, scores->ds_by_columns + by_columns,
+                               fa_words(products, FA_BACKWARD_KEYS), keys->k_panels, rows,
+                               fa_round_up(p->head_dim, products->panel), fa_words(products, keys->count), 1.0f, true);
     }
 }
 

@@ -36,7 +36,7 @@ int64_t fa_backward_bias_units(const fa_gradients *g) {
 
 /* Adds dS of the loaded queries and keys; (row, key) is the tile's corner in dbias. */
 static void add_scores(const fa_gradients *g, workspace *w, int64_t row, int64_t key) {
-    for (int64_t r = 0; r < w->queries.count; r++) {
+    for (int64_t r = w->scores.first; r < w->scores.end; r++) {
         int64_t i = g->dbias_shape[2] == 1 ? 0 : w->queries.row[r].query - row;
         for (int64_t j = 0; j < w->keys.count; j++)
             w->sum[i * FA_BACKWARD_KEYS + (g->dbias_shape[3] == 1 ? 0 : w->keys.begin + j - key)] +=

@@ -131,18 +131,34 @@ static void hide(const fa_problem *p, const fa_sequence *s, const fa_backward_ro
         if (mask[j * p->mask.key_stride] == 0) score[j] = -INFINITY;
 }
 
+/* Under a causal mask half of a tile on the diagonal sees nothing. */
+static void find_rows(const fa_backward_queries *queries, const fa_backward_keys *keys, int64_t step,
+                      fa_backward_scores *scores) {
+    int64_t first = queries->count, end = 0;
+    for (int64_t r = 0; r < queries->count; r++) {
+        const fa_key_range *range = &queries->row[r].keys;
+        if (fa_max(range->begin, keys->begin) >= fa_min(range->end, keys->begin + keys->count)) continue;
+        first = fa_min(first, r);
+        end = r + 1;
+    }
+    scores->first = fa_min(first, end) / step * step;
+    scores->end = end;
+}
+
 void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const fa_backward_queries *queries,
                       const fa_backward_keys *keys, fa_backward_scores *scores) {
     const fa_problem *p = &c->g->problem;
     const fa_cpu_backward_kernels *kernels = c->kernels;
     const fa_cpu_products *products = c->products;
-    int64_t rows = queries->count, columns = fa_round_up(keys->count, products->panel);
-    int64_t words = fa_words(products, p->head_dim);
-    products->multiply(scores->p, FA_BACKWARD_KEYS, queries->q, words, keys->k_columns, rows, columns, words,
-                       p->softmax_scale, false);
+    int64_t columns = fa_round_up(keys->count, products->panel), words = fa_words(products, p->head_dim);
+    find_rows(queries, keys, products->step, scores);
+    int64_t first = scores->first, rows = scores->end - first;
+    float *weights = scores->p + first * FA_BACKWARD_KEYS, *ds = scores->ds + first * FA_BACKWARD_KEYS;
+    products->multiply(weights, FA_BACKWARD_KEYS, queries->q + first * words, words, keys->k_columns, rows, columns,
+                       words, p->softmax_scale, false);
     bool offsets = p->bias.data != NULL || p->alibi_slopes.data != NULL;
     scores->nonfinite = queries->q_nonfinite || queries->dout_nonfinite || keys->k_nonfinite;
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = first; r < scores->end; r++) {
         const fa_backward_row *row = &queries->row[r];
         float *score = scores->p + r * FA_BACKWARD_KEYS;
         if (p->softcap > 0) {
@@ -161,14 +177,15 @@ void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const 
             scores->seen[r * FA_BACKWARD_KEYS + j] = score[j] != -INFINITY ? 1u : 0u;
     }
     words = fa_words(products, p->head_dim_v);
-    products->multiply(scores->ds, FA_BACKWARD_KEYS, queries->dout, words, keys->v_columns, rows, columns, words, 1.0f,
-                       false);
-    kernels->softmax_backward(scores->p, scores->ds, FA_BACKWARD_KEYS, rows, columns, queries->lse, queries->delta);
+    products->multiply(ds, FA_BACKWARD_KEYS, queries->dout + first * words, words, keys->v_columns, rows, columns,
+                       words, 1.0f, false);
+    kernels->softmax_backward(weights, ds, FA_BACKWARD_KEYS, rows, columns, queries->lse + first,
+                              queries->delta + first);
 }
 
-void fa_backward_softcap(const fa_problem *p, int64_t rows, int64_t columns, fa_backward_scores *scores) {
+void fa_backward_softcap(const fa_problem *p, int64_t columns, fa_backward_scores *scores) {
     if (p->softcap == 0) return;
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = scores->first; r < scores->end; r++)
         for (int64_t j = r * FA_BACKWARD_KEYS; j < r * FA_BACKWARD_KEYS + columns;
              j++) /* A hidden pair's slope may be NaN. */
             scores->ds[j] = scores->ds[j] == 0.0f ? 0.0f : scores->ds[j] * scores->slope[j];

@@ -36,9 +36,10 @@ typedef struct fa_cpu_products {
      * neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
                      int64_t columns, int64_t depth, float factor, bool accumulate);
-    /* C += A^T B by the same rules; A is [depth][rows], its rows a_stride apart. */
+    /* C += A^T B by the same rules; A is [depth][rows], its rows a_stride apart. B is part of a matrix that was packed with
+     * a depth of b_depth words: its panels are b_depth * panel words apart. */
     void (*multiply_transposed)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
-                                int64_t rows, int64_t columns, int64_t depth);
+                                int64_t b_depth, int64_t rows, int64_t columns, int64_t depth);
 } fa_cpu_products;
 
 typedef struct fa_cpu_backward_kernels {

@@ -83,15 +83,15 @@ static inline __attribute__((always_inline)) void product_rows(int64_t rows, con
 
 static inline __attribute__((always_inline)) void product(const bool transposed, const bool accumulate, float *c,
                                                           int64_t c_stride, const float *a, int64_t a_stride,
-                                                          const float *b, int64_t rows, int64_t columns, int64_t depth,
-                                                          float factor) {
+                                                          const float *b, int64_t b_depth, int64_t rows,
+                                                          int64_t columns, int64_t depth, float factor) {
     /* Rows in blocks of nearly equal height: a last block of one row would run at a fraction of the speed. */
     int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int64_t n = 0; n < columns; n += PANEL)
         for (int64_t r = 0, left = blocks; left > 0; left--) {
             int64_t height = (rows - r + left - 1) / left;
             product_rows(height, transposed, accumulate, c + r * c_stride + n, c_stride,
-                         transposed ? a + r : a + r * a_stride, a_stride, b + n * depth, depth, factor);
+                         transposed ? a + r : a + r * a_stride, a_stride, b + n * b_depth, depth, factor);
             r += height;
         }
 }
@@ -99,14 +99,14 @@ static inline __attribute__((always_inline)) void product(const bool transposed,
 static void product_plain(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
                           int64_t columns, int64_t depth, float factor, bool accumulate) {
     if (accumulate)
-        product(false, true, c, c_stride, a, a_stride, b, rows, columns, depth, factor);
+        product(false, true, c, c_stride, a, a_stride, b, depth, rows, columns, depth, factor);
     else
-        product(false, false, c, c_stride, a, a_stride, b, rows, columns, depth, factor);
+        product(false, false, c, c_stride, a, a_stride, b, depth, rows, columns, depth, factor);
 }
 
 static void product_transposed(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
-                               int64_t rows, int64_t columns, int64_t depth) {
-    product(true, true, c, c_stride, a, a_stride, b, rows, columns, depth, 1.0f);
+                               int64_t b_depth, int64_t rows, int64_t columns, int64_t depth) {
+    product(true, true, c, c_stride, a, a_stride, b, b_depth, rows, columns, depth, 1.0f);
 }
 
 #endif

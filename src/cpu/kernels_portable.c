@@ -246,27 +246,28 @@ ALWAYS_INLINE void product_rows(const int rows, float *restrict c, int64_t c_str
 }
 
 ALWAYS_INLINE void product(float *c, int64_t c_stride, const float *a, int64_t row_step, int64_t step, const float *b,
-                           int64_t rows, int64_t columns, int64_t depth, float factor, bool accumulate) {
+                           int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, float factor,
+                           bool accumulate) {
     for (int64_t n = 0; n < columns; n += PANEL)
         for (int64_t r = 0; r < rows; r += 2) {
             float *to = c + r * c_stride + n;
             if (rows - r > 1)
-                product_rows(2, to, c_stride, a + r * row_step, row_step, step, b + n * depth, depth, factor,
+                product_rows(2, to, c_stride, a + r * row_step, row_step, step, b + n * b_depth, depth, factor,
                              accumulate);
             else
-                product_rows(1, to, c_stride, a + r * row_step, row_step, step, b + n * depth, depth, factor,
+                product_rows(1, to, c_stride, a + r * row_step, row_step, step, b + n * b_depth, depth, factor,
                              accumulate);
         }
 }
 
 static void product_plain(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
                           int64_t columns, int64_t depth, float factor, bool accumulate) {
-    product(c, c_stride, a, a_stride, 1, b, rows, columns, depth, factor, accumulate);
+    product(c, c_stride, a, a_stride, 1, b, depth, rows, columns, depth, factor, accumulate);
 }
 
 static void product_transposed(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
-                               int64_t rows, int64_t columns, int64_t depth) {
-    product(c, c_stride, a, 1, a_stride, b, rows, columns, depth, 1.0f, true);
+                               int64_t b_depth, int64_t rows, int64_t columns, int64_t depth) {
+    product(c, c_stride, a, 1, a_stride, b, b_depth, rows, columns, depth, 1.0f, true);
 }
 
 static void softmax_backward(float *s, float *d, int64_t stride, int64_t rows, int64_t keys, const float *lse,
