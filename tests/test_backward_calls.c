@@ -66,14 +66,17 @@ static void D1_offsets_are_64_bit(void **state) {
     int32_t lengths[2] = {0, (int32_t)rows};
     int64_t q_shape[3] = {rows, 2, 8}, lse_shape[2] = {2, rows}, wide[3] = {9728, 8, 1};
     const fa_device cpu = {FA_DEVICE_CPU, 0};
-    fa_tensor q = {.device = cpu, .ndim = 3, .dtype = FA_FLOAT32, .shape = q_shape}, dout = q, lse = q, cu_q = q;
+    char somewhere[8]; /* for addresses to count from; nothing is read */
+    fa_tensor q = {.data = somewhere, .device = cpu, .ndim = 3, .dtype = FA_FLOAT32, .shape = q_shape};
+    fa_tensor dout = q, lse = q, cu_q = q, dq = q, dk = q, dv = q;
+    dq.data = dk.data = dv.data = NULL;
     dout.strides = wide;
     lse.ndim = 2;
     lse.shape = lse_shape;
     cu_q = (fa_tensor){.data = lengths, .device = cpu, .ndim = 1, .dtype = FA_INT32, .shape = cu};
     fa_options o = {.size = sizeof o, .cu_seqlens_q = &cu_q, .cu_seqlens_k = &cu_q};
     fa_gradients g;
-    const fa_backward_arguments arguments = {&dout, &q, &q, &q, &q, &lse, &o, &q, &q, &q};
+    const fa_backward_arguments arguments = {&dout, &q, &q, &q, &q, &lse, &o, &dq, &dk, &dv};
     assert_int_equal(fa_gradients_init(&g, &arguments, false), FA_OK);
     fa_sequence s = fa_problem_sequence(&g.problem, 0);
     assert_int_equal(fa_query_address(&g.dout, &s, rows - 1, 1) - fa_query_address(&g.dout, &s, 0, 0),
