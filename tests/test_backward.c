@@ -171,8 +171,8 @@ static void expect_zero_keys(attention_case c, int64_t n) {
 
 static void A7_sequences_without_queries(void **state) {
     (void)state;
-    static const int32_t queries[] = {0, 151, 105, 0}, keys[] = {317, 218, 105, 384};
-    static const int32_t queries_2[] = {150, 0, 150}, keys_2[] = {100, 100, 100};
+    static const int32_t queries[] = {0, 75, 52, 0}, keys[] = {158, 109, 52, 192};
+    static const int32_t queries_2[] = {75, 0, 75}, keys_2[] = {50, 50, 50};
     attention_case c = case_default("A7 backward");
     c.varlen_q = c.varlen_k = true;
     c.batch = 4;
@@ -180,8 +180,8 @@ static void A7_sequences_without_queries(void **state) {
     c.head_dim = c.head_dim_v = 256;
     c.lengths_q = queries;
     c.lengths_k = keys;
-    c.seqlen_q = 151;
-    c.seqlen_k = 384;
+    c.seqlen_q = 75;
+    c.seqlen_k = 192;
     for (int causal = 0; causal <= 1; causal++) {
         c.causal = (fa_causal)causal;
         expect_zero_keys(c, 0);
@@ -190,8 +190,8 @@ static void A7_sequences_without_queries(void **state) {
     c.batch = 3;
     c.lengths_q = queries_2;
     c.lengths_k = keys_2;
-    c.seqlen_q = 150;
-    c.seqlen_k = 100;
+    c.seqlen_q = 75;
+    c.seqlen_k = 50;
     c.tail_q = c.tail_k = 3;
     expect_zero_keys(c, 1);
     judge_backward_all_types(c);
@@ -381,7 +381,7 @@ static void G2_large_activations(void **state) {
         attention_case c = case_default("G2");
         c.index = i;
         c.heads = 16;
-        c.seqlen_q = 7;
+        c.seqlen_q = 4;
         c.seqlen_k = 70;
         c.head_dim = c.head_dim_v = 256;
         c.inputs = kinds[i];
