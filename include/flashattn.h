@@ -294,7 +294,9 @@ typedef struct fa_options {
     fa_kernel kernel;    /* default FA_KERNEL_AUTO */
     fa_isa isa;          /* FA_KERNEL_CPU only. An instruction set that the machine lacks is refused. */
     int32_t num_threads; /* 0: environment variable FLASHATTN_NUM_THREADS, else the CPUs of the caller's affinity
-                        mask within the cgroup's CPU quota. At most 4096. Results do not depend on it, bit for bit. */
+                        mask within the cgroup's CPU quota. At most 4096. Results do not depend on it, bit for bit.
+                        A process forked from one that had called the library uses one: OpenMP's threads do not
+                        survive fork(). */
     int32_t num_splits;  /* the keys of a (batch, head) are cut into this many parts that are computed apart
                            and merged (backward: dq is summed from them). 0: by a rule on the shapes alone; 1: never,
                            so that a row's bits do not depend on its batch. At most 256. */

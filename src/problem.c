@@ -412,7 +412,7 @@ static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
                                        "reference and standard kernels take float64)");
     p->kernel = o->kernel;
     p->isa = o->isa;
-    p->num_threads = o->num_threads;
+    p->num_threads = fa_process_is_fork() ? 1 : o->num_threads;
     p->num_splits = o->num_splits;
     p->stream = o->stream;
     return FA_OK;
