@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that people call today, with the names, arguments and layouts of flash-attn 2, for arrays of any library.
+
+What flash-attn has and this library has not raises NotImplementedError that names the argument. What this library has
+beyond it is keyword-only: sink, bias, mask, return_lse and so on, as flashattn.attention describes them. PyTorch tensors
+are differentiable here (flashattn.torch).
+
+One convention differs: the lse of a query that sees no key is -inf (flash-attn 2: +inf).
+"""
+from . import attention
+from ._arrays import Torch, kind
+
+
+def _refuse_dropout(dropout_p):
+    if dropout_p:
+        raise NotImplementedError(f"dropout_p = {dropout_p}: must be 0, there is no dropout")
+
+
+def _run(q, k, v, return_attn_probs, return_lse, options):
+    want_lse = return_attn_probs or return_lse
+    if isinstance(kind(q), Torch):
+        from . import torch
+        out, lse = torch.attention(q, k, v, return_lse=want_lse, **options)
+    elif want_lse:
+        out, lse = attention.forward(q, k, v, return_lse=True, **options)
+    else:
+        return attention.forward(q, k, v, **options)
+    if return_attn_probs:
+        return out, lse, None
+    return (out, lse) if return_lse else out
+
+
+def unpack(packed, count):
+    """Views of the `count` arrays stacked in the dimension before heads and head_dim."""
+    if packed.ndim < 4 or packed.shape[-3] != count:
+        raise ValueError(f"shape {tuple(packed.shape)} of the packed array: must be [batch, seqlen, {count}, heads, "
+                         f"head_dim] or [total, {count}, heads, head_dim]")
+    if isinstance(kind(packed), Torch):
+        return packed.unbind(-3)  # its gradient is one stack
+    return tuple(packed[..., i, :, :] for i in range(count))
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                    alibi_slopes=None, deterministic=False, return_attn_probs=False, *, return_lse=False, **options):
+    """Attention of dense batches.
+
+    q [batch, seqlen_q, heads, head_dim]; k, v [batch, seqlen_k, heads_kv, head_dim and head_dim_v]. heads is a multiple
+    of heads_kv: query head i reads key/value head i // (heads // heads_kv).
+
+    causal         the last query sees the last key
+    window_size    (left, right), inclusive, around the query's position i + seqlen_k - seqlen_q; -1 opens a side
+    alibi_slopes   float32, [heads] or [batch, heads]
+    deterministic  backward: the same bits in every run
+    options        those of flashattn.attention: sink, bias, mask, seqused_k, kernel, num_threads, num_splits ...
+
+    Returns out [batch, seqlen_q, heads, head_dim_v]; with return_lse (out, lse), with return_attn_probs (out, lse, None),
+    lse float32 [batch, heads, seqlen_q], not differentiable. (flash-attn's third result is for tests of dropout.)
+    """
+    _refuse_dropout(dropout_p)
+    options.update(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+                   alibi_slopes=alibi_slopes, deterministic=deterministic)
+    return _run(q, k, v, return_attn_probs, return_lse, options)
+
+
+def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                             alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+    """flash_attn_func with k and v in one array, kv [batch, seqlen_k, 2, heads_kv, head_dim]."""
+    return flash_attn_func(q, *unpack(kv, 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                           deterministic, return_attn_probs, **options)
+
+
+def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                              alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+    """flash_attn_func with q, k and v in one array, qkv [batch, seqlen, 3, heads, head_dim]."""
+    return flash_attn_func(*unpack(qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                           deterministic, return_attn_probs, **options)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0,
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                           deterministic=False, return_attn_probs=False, block_table=None, *, return_lse=False, **options):
+    """Attention of sequences of different lengths, one after another without padding.
+
+    q [total_q, heads, head_dim]; k, v [total_k, heads_kv, head_dim and head_dim_v]. Sequence n has queries
+    cu_seqlens_q[n] .. cu_seqlens_q[n + 1] - 1, likewise keys. cu_seqlens_q, cu_seqlens_k: int32, [batch + 1].
+    max_seqlen_q, max_seqlen_k: the longest sequence, if known; a longer one is refused where lengths lie on the CPU.
+    block_table   int32, [batch, max_pages]: k and v are pages [pages, page_size, heads_kv, head_dim], any page_size
+
+    The rest as in flash_attn_func. lse is [heads, total_q].
+    """
+    _refuse_dropout(dropout_p)
+    if block_table is not None and cu_seqlens_k is not None:
+        options["seqused_k"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+    options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+                   max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                   softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic, block_table=block_table)
+    return _run(q, k, v, return_attn_probs, return_lse, options)
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None,
+                                    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                                    alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+    """flash_attn_varlen_func with k and v in one array, kv [total_k, 2, heads_kv, head_dim]."""
+    return flash_attn_varlen_func(q, *unpack(kv, 2), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+                                  softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen=None, dropout_p=0.0, softmax_scale=None, causal=False,
+                                     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                                     return_attn_probs=False, **options):
+    """flash_attn_varlen_func with q, k and v in one array, qkv [total, 3, heads, head_dim]."""
+    return flash_attn_varlen_func(*unpack(qkv, 3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+                                  softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs, **options)
+
+
+def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """Merges results of the same queries over disjoint sets of keys: (out, lse).
+
+    Layout of flash-attn 3 and 4, heads last:
+    out_partial   float32, [splits, batch, seqlen_q, heads, head_dim_v] or [splits, total_q, heads, head_dim_v]
+    lse_partial   float32, [splits, batch, seqlen_q, heads] or [splits, total_q, heads]: the lse of flash_attn_func with
+                  its last two dimensions swapped
+    out           must be None
+    out_dtype     "float32", "float16", "bfloat16" or the type object of the array's library; default float32
+
+    lse: [batch, seqlen_q, heads] or [total_q, heads]
+    """
+    if out is not None:
+        raise NotImplementedError("out: must be None, the result is a new array")
+    out, lse = attention.combine(out_partial, _swap_last_two(lse_partial), dtype=_dtype_name(out_dtype))
+    return out, _swap_last_two(lse)
+
+
+def _dtype_name(dtype):
+    """The name, "bfloat16", of a type object of any library: numpy.float16, numpy.dtype, torch.float16, jax.numpy..."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    return getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+
+
+def _swap_last_two(x):
+    return x.swapaxes(-1, -2)
