@@ -217,9 +217,10 @@ def _find(x, name):
             break
     else:
         root = None
-        if not (hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__")):
+        if not (hasattr(x, "__dlpack_device__") and hasattr(x, "__array_namespace__")):
             raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}: must be an array of NumPy or "
-                            "PyTorch, or of a library with DLPack and the array API, such as JAX and CuPy")
+                            "PyTorch, or of a library with DLPack and the array API, such as JAX and CuPy (which jax.jit "
+                            "passes through jax.pure_callback)")
     if root == "numpy" and hasattr(x, "mask"):
         raise TypeError(f"{name} is a masked array: its mask would be ignored")
     found = _kinds.get(root, DLPack)

@@ -43,46 +43,37 @@ def _choice(table, name, value):
         raise ValueError(f"{name} = {value!r}: must be one of {', '.join(map(str, table))}") from None
 
 
-def _window_bound(x):
-    return -1 if x is None else x
+_TENSORS = frozenset(("alibi_slopes", "sink", "bias", "mask", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+                      "leftpad_k", "block_table"))
+_NUMBERS = frozenset(("softcap", "num_threads", "num_splits", "max_seqlen_q", "max_seqlen_k", "deterministic"))
 
 
-def _options(keep, stream, softmax_scale=None, causal=False, window_size=None, softcap=0.0, alibi_slopes=None, sink=None,
-             bias=None, mask=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, leftpad_k=None,
-             block_table=None, max_seqlen_q=None, max_seqlen_k=None, kernel="auto", isa="auto", num_threads=0,
-             num_splits=0, deterministic=False):
-    """fa_options for these arguments; `keep` gets what must outlive the call."""
+def _options(keep, stream, given):
+    """fa_options for the dict `given`, of which None means the default; `keep` gets what must outlive the call."""
     options = Options(ctypes.sizeof(Options))
-    if softmax_scale is not None:
-        options.set = SET_SOFTMAX_SCALE
-        options.softmax_scale = softmax_scale
-    if window_size is not None:
-        left, right = window_size
-        left, right = _window_bound(left), _window_bound(right)
-        if (left, right) != (-1, -1):
-            options.set |= SET_WINDOW
-            options.window_left, options.window_right = left, right
-    if softcap:
-        options.softcap = softcap
-    if causal:
-        options.causal = _choice(CAUSAL, "causal", causal)
-    for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink), ("bias", bias), ("mask", mask),
-                    ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k), ("seqused_q", seqused_q),
-                    ("seqused_k", seqused_k), ("leftpad_k", leftpad_k), ("block_table", block_table)):
-        if x is not None:
-            setattr(options, name, kind(x, name).view(x, keep))
-    if max_seqlen_q:
-        options.max_seqlen_q = int(max_seqlen_q)
-    if max_seqlen_k:
-        options.max_seqlen_k = int(max_seqlen_k)
-    if kernel != "auto":
-        options.kernel = _choice(KERNELS, "kernel", kernel)
-    if isa != "auto":
-        options.isa = _choice(ISAS, "isa", isa)
-    options.num_threads = num_threads
-    options.num_splits = num_splits
-    if deterministic:
-        options.deterministic = 1
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _TENSORS:
+            setattr(options, name, kind(value, name).view(value, keep))
+        elif name == "causal":
+            options.causal = _choice(CAUSAL, name, value)
+        elif name == "window_size":
+            left, right = (-1 if bound is None else bound for bound in value)
+            if left != -1 or right != -1:
+                options.set |= SET_WINDOW
+                options.window_left, options.window_right = left, right
+        elif name == "softmax_scale":
+            options.set |= SET_SOFTMAX_SCALE
+            options.softmax_scale = value
+        elif name in _NUMBERS:
+            setattr(options, name, value if name == "softcap" else int(value))
+        elif name == "kernel":
+            options.kernel = _choice(KERNELS, name, value)
+        elif name == "isa":
+            options.isa = _choice(ISAS, name, value)
+        else:
+            raise TypeError(f"{name}: there is no such option")
     if stream:
         options.stream = stream
     return options
@@ -123,7 +114,7 @@ def forward(q, k, v, *, return_lse=False, dtype=None, **options):
     """
     of, keep = kind(q), []
     out, lse = _results(of, q, v, return_lse, dtype, options.get("kernel"))
-    c_options = _options(keep, of.stream(q), **options)
+    c_options = _options(keep, of.stream(q), options)
     check(library.fa_forward(of.view(q, keep), kind(k, "k").view(k, keep), kind(v, "v").view(v, keep),
                              ctypes.addressof(c_options), of.view(out, keep), _view("lse", lse, keep)))
     of.launched(q)
@@ -154,7 +145,7 @@ def backward(dout, q, k, v, out, lse, *, want=("dq", "dk", "dv"), **options):
             raise ValueError(f"want has {name!r}: {_GRADIENTS[name]} must be given then")
         results.append(kind(x).empty(x, tuple(x.shape)))
         addresses[name] = of.view(results[-1], keep)
-    c_options = _options(keep, of.stream(q), **options)
+    c_options = _options(keep, of.stream(q), options)
     for name in ("dbias", "dsink", "dalibi_slopes"):
         if name in addresses:
             setattr(c_options, name, addresses[name])
@@ -171,7 +162,7 @@ def plan(q, k, v, *, return_lse=False, dtype=None, **options):
     num_threads, workspace_bytes, note (on a GPU: why a newer kernel was passed over). Raises what forward would raise."""
     of, keep = kind(q), []
     out, lse = _results(of, q, v, return_lse, dtype, options.get("kernel"))
-    c_options = _options(keep, of.stream(q), **options)
+    c_options = _options(keep, of.stream(q), options)
     info = Plan(ctypes.sizeof(Plan))
     check(library.fa_plan(of.view(q, keep), kind(k, "k").view(k, keep), kind(v, "v").view(v, keep),
                           ctypes.addressof(c_options), of.view(out, keep), _view("lse", lse, keep),

@@ -16,11 +16,16 @@ def _refuse_dropout(dropout_p):
         raise NotImplementedError(f"dropout_p = {dropout_p}: must be 0, there is no dropout")
 
 
+_torch_attention = None
+
+
 def _run(q, k, v, return_attn_probs, return_lse, options):
+    global _torch_attention
     want_lse = return_attn_probs or return_lse
     if isinstance(kind(q), Torch):
-        from . import torch
-        out, lse = torch.attention(q, k, v, return_lse=want_lse, **options)
+        if _torch_attention is None:  # an import statement costs a microsecond, even the second time
+            from .torch import attention as _torch_attention
+        out, lse = _torch_attention(q, k, v, return_lse=want_lse, **options)
     elif want_lse:
         out, lse = attention.forward(q, k, v, return_lse=True, **options)
     else:

@@ -25,7 +25,7 @@ _SCALARS = {  # name: (type in the schema, default)
     "max_seqlen_k": ("SymInt", 0), "kernel": ("str", "auto"), "isa": ("str", "auto"), "num_threads": ("int", 0),
     "num_splits": ("int", 0), "deterministic": ("bool", False)}
 _INPUTS = 3 + len(_TENSORS)  # q, k, v and the tensors
-_DIFFERENTIABLE = {0: "dq", 1: "dk", 2: "dv", 3: "dalibi_slopes", 4: "dsink", 5: "dbias"}  # by place among the inputs
+_PLACES = {"dq": 0, "dk": 1, "dv": 2, "dalibi_slopes": 3, "dsink": 4, "dbias": 5}  # which input a gradient belongs to
 
 _library = torch.library.Library("flashattn", "DEF")
 _schema = ", ".join([f"Tensor? {name}" for name in _TENSORS] + [f"{kind} {name}" for name, (kind, _) in _SCALARS.items()])
@@ -35,7 +35,7 @@ _library.define("backward(Tensor dout, Tensor out, Tensor lse, str[] want, "
 
 
 def _options(inputs):
-    """The keyword arguments of flashattn.attention for an operator's arguments from q on."""
+    """The options of flashattn.attention in an operator's arguments, which begin with q."""
     options = {name: x for name, x in zip(_TENSORS, inputs[3:_INPUTS]) if x is not None}
     scale, causal, left, right, softcap, max_q, max_k, kernel, isa, threads, splits, deterministic = inputs[_INPUTS:]
     options.update(softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap, max_seqlen_q=max_q,
@@ -48,14 +48,24 @@ def _contiguous_last(x):
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def _forward(*inputs):
-    q, k, v = map(_contiguous_last, inputs[:3])
-    return _attention.forward(q, k, v, return_lse=True, **_options(inputs))
+def _forward(q, k, v, return_lse, options):
+    return _attention.forward(_contiguous_last(q), _contiguous_last(k), _contiguous_last(v), return_lse=return_lse,
+                              **options)
 
 
-def _backward(dout, out, lse, want, *inputs):
-    q, k, v = map(_contiguous_last, inputs[:3])
-    return list(_attention.backward(_contiguous_last(dout), q, k, v, out, lse, want=want, **_options(inputs)))
+def _backward(dout, out, lse, want, q, k, v, options):
+    return list(_attention.backward(_contiguous_last(dout), _contiguous_last(q), _contiguous_last(k), _contiguous_last(v),
+                                    out, lse, want=want, **options))
+
+
+# ---- The operators, for graphs
+
+def _forward_operator(*inputs):
+    return _forward(*inputs[:3], True, _options(inputs))
+
+
+def _backward_operator(dout, out, lse, want, *inputs):
+    return _backward(dout, out, lse, want, *inputs[:3], _options(inputs))
 
 
 def _forward_fake(*inputs):
@@ -66,24 +76,14 @@ def _forward_fake(*inputs):
 
 
 def _backward_fake(dout, out, lse, want, *inputs):
-    return [inputs[i].new_empty(inputs[i].shape) for i, name in _DIFFERENTIABLE.items() if name in want]
+    return [inputs[_PLACES[name]].new_empty(inputs[_PLACES[name]].shape) for name in want]
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("forward", _forward, _device)
-    _library.impl("backward", _backward, _device)
+    _library.impl("forward", _forward_operator, _device)
+    _library.impl("backward", _backward_operator, _device)
 torch.library.register_fake("flashattn::forward", _forward_fake, lib=_library)
 torch.library.register_fake("flashattn::backward", _backward_fake, lib=_library)
-
-
-# ---- Differentiation, of the operator and in eager mode
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _traced(x):
-    """Whether the operator must be called and not C: while a graph is traced, and for other classes of tensors."""
-    return torch.compiler.is_compiling() or type(x) not in _PLAIN
 
 
 def _save(ctx, inputs, output):
@@ -95,29 +95,41 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, dout, dlse):
     out, lse, *tensors = ctx.saved_tensors
-    needed = [i for i in _DIFFERENTIABLE if ctx.needs_input_grad[i]]
-    call = torch.ops.flashattn.backward if _traced(dout) else _backward
-    results = call(dout, out, lse, [_DIFFERENTIABLE[i] for i in needed], *tensors, *ctx.scalars)
+    want = [name for name, place in _PLACES.items() if ctx.needs_input_grad[place]]
+    results = torch.ops.flashattn.backward(dout, out, lse, want, *tensors, *ctx.scalars)
     gradients = [None] * (_INPUTS + len(_SCALARS))
-    for i, result in zip(needed, results):
-        gradients[i] = result
+    for name, result in zip(want, results):
+        gradients[_PLACES[name]] = result
     return tuple(gradients)
 
 
 torch.library.register_autograd("flashattn::forward", _differentiate, setup_context=_save, lib=_library)
 
 
+# ---- The same in eager mode
+
 class _Attention(torch.autograd.Function):
+    """The first inputs are those of _PLACES. Tensors are kept by save_for_backward, so that autograd notices when one is
+    changed in between."""
+
     @staticmethod
-    def forward(ctx, *inputs):
-        output = _forward(*inputs)
-        _save(ctx, inputs, output)
-        return output
+    def forward(ctx, q, k, v, alibi_slopes, sink, bias, options):
+        out, lse = _forward(q, k, v, True, options)
+        ctx.mark_non_differentiable(lse)
+        tensors = {name: x for name, x in options.items() if isinstance(x, torch.Tensor)}
+        ctx.save_for_backward(out, lse, q, k, v, *tensors.values())
+        ctx.names = tuple(tensors)
+        ctx.options = {name: x for name, x in options.items() if name not in tensors}
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        return _differentiate(ctx, dout, dlse)
+        out, lse, q, k, v, *tensors = ctx.saved_tensors
+        want = [name for name, place in _PLACES.items() if ctx.needs_input_grad[place]]
+        results = _backward(dout, out, lse, want, q, k, v, {**ctx.options, **dict(zip(ctx.names, tensors))})
+        gradients = dict(zip(want, results))
+        return *(gradients.get(name) for name in _PLACES), None
 
 
 # ---- Functions
@@ -126,34 +138,42 @@ def _autocast(x, dtype):
     return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
 
 
-def attention(q, k, v, *, causal=False, window_size=(-1, -1), max_seqlen_q=None, max_seqlen_k=None, return_lse=True,
-              **options):
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def attention(q, k, v, *, return_lse=True, **options):
     """(out, lse): flashattn.attention.forward, differentiable in q, k, v, alibi_slopes, sink and bias.
 
     lse is None if return_lse is False and no gradient will be asked for. It is not differentiable. Under torch.autocast
     q, k and v are cast to the type of autocast, as for scaled_dot_product_attention.
     """
-    device = q.device.type
+    device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
-    if causal is True or causal is False:
-        causal = "bottom_right" if causal else "none"
-    left, right = window_size
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN:  # a graph is traced, or a subclass decides what happens
+        return torch.ops.flashattn.forward(q, k, v, *_flat(**options))
+    if torch.is_grad_enabled():
+        slopes, sink, bias = options.get("alibi_slopes"), options.get("sink"), options.get("bias")
+        for x in (q, k, v, slopes, sink, bias):
+            if x is not None and x.requires_grad:
+                return _Attention.apply(q, k, v, slopes, sink, bias, options)
+    if return_lse:
+        return _forward(q, k, v, True, options)
+    return _forward(q, k, v, False, options), None
+
+
+def _flat(*, causal=False, window_size=None, max_seqlen_q=None, max_seqlen_k=None, **options):
+    """The operators' arguments after q, k, v."""
     tensors = [options.pop(name, None) for name in _TENSORS]
-    options.update(causal=causal, window_left=-1 if left is None else left, window_right=-1 if right is None else right,
+    left, right = window_size or (-1, -1)
+    options.update(causal={False: "none", True: "bottom_right"}.get(causal, causal),
+                   window_left=-1 if left is None else left, window_right=-1 if right is None else right,
                    max_seqlen_q=int(max_seqlen_q or 0), max_seqlen_k=int(max_seqlen_k or 0))
     scalars = [options.pop(name, default) for name, (_, default) in _SCALARS.items()]
     if options:
         raise TypeError(f"{next(iter(options))}: there is no such option")
-    inputs = (q, k, v, *tensors, *scalars)
-    if _traced(q):
-        return torch.ops.flashattn.forward(*inputs)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:_INPUTS]):
-        return _Attention.apply(*inputs)
-    if return_lse:
-        return _forward(*inputs)
-    return _attention.forward(*map(_contiguous_last, inputs[:3]), **_options(inputs)), None
+    return *tensors, *scalars
 
 
 def _heads_second_last(x, leading):
