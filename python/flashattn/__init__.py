@@ -4,7 +4,7 @@
     flash_attn_func and relatives   the functions of flash-attn, same names, same arguments (flashattn.interface)
     forward, backward, plan, combine   the C library's own calls with all of its options (flashattn.attention)
     flashattn.torch                 sdpa(), operators for torch.compile
-    flashattn.transformers          attn_implementation="flashattn" for Hugging Face models
+    flashattn.transformers          attn_implementation="fa" for Hugging Face models
     flashattn.compat                modules that stand in for flash_attn and flash_attn_interface
 """
 from ._library import library as _c

@@ -103,7 +103,9 @@ class Torch(_Kind):
         return _pointer(capsule, b"dltensor")
 
     def empty(self, x, shape, name=None):
-        return x.new_empty(shape, dtype=getattr(self.torch, name)) if name else x.new_empty(shape)
+        if name:
+            return x.new_empty(shape, dtype=getattr(self.torch, name))
+        return self.torch.empty_like(x) if shape == x.shape else x.new_empty(shape)
 
     def full(self, x, shape, value):
         return x.new_full(shape, value, dtype=self.torch.int32)

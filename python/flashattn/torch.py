@@ -72,11 +72,12 @@ def _forward_fake(*inputs):
     q, v, kernel = inputs[0], inputs[2], _options(inputs)["kernel"]
     lse_dtype = q.dtype if kernel == "reference" and q.dtype == torch.float64 else torch.float32
     lse = q.new_empty(q.shape[:-3] + (q.shape[-2], q.shape[-3]), dtype=lse_dtype)
-    return q.new_empty(q.shape[:-1] + v.shape[-1:]), lse
+    shape = q.shape[:-1] + v.shape[-1:]
+    return torch.empty_like(q) if shape == q.shape else q.new_empty(shape), lse
 
 
 def _backward_fake(dout, out, lse, want, *inputs):
-    return [inputs[_PLACES[name]].new_empty(inputs[_PLACES[name]].shape) for name in want]
+    return [torch.empty_like(inputs[_PLACES[name]]) for name in want]
 
 
 for _device in ("CPU", "CUDA"):
@@ -116,10 +117,9 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, alibi_slopes, sink, bias, options):
         out, lse = _forward(q, k, v, True, options)
         ctx.mark_non_differentiable(lse)
-        tensors = {name: x for name, x in options.items() if isinstance(x, torch.Tensor)}
-        ctx.save_for_backward(out, lse, q, k, v, *tensors.values())
-        ctx.names = tuple(tensors)
-        ctx.options = {name: x for name, x in options.items() if name not in tensors}
+        ctx.options = {name: x for name, x in options.items() if x is not None}
+        ctx.names = [name for name in ctx.options if name in _TENSORS]
+        ctx.save_for_backward(out, lse, q, k, v, *[ctx.options.pop(name) for name in ctx.names])
         return out, lse
 
     @staticmethod
@@ -177,9 +177,10 @@ def _flat(*, causal=False, window_size=None, max_seqlen_q=None, max_seqlen_k=Non
 
 
 def _heads_second_last(x, leading):
-    """[..., heads, seqlen, head_dim] as a view [batch, seqlen, heads, head_dim]."""
-    x = x.expand(*leading, *x.shape[-3:])
-    return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+    """[..., heads, seqlen, head_dim] as [batch, seqlen, heads, head_dim], a view where dimensions allow."""
+    if len(leading) != 1 or x.shape[:-3] != leading:
+        x = x.expand(*leading, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+    return x.transpose(1, 2)
 
 
 def _score_tensor(x, leading):
@@ -218,12 +219,16 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if not enable_gqa and not query.shape[-3] == key.shape[-3] == value.shape[-3]:
         raise ValueError(f"query has {query.shape[-3]} heads, key {key.shape[-3]}, value {value.shape[-3]}: must be equal "
                          "without enable_gqa")
-    leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    leading = query.shape[:-3]
+    if not leading == key.shape[:-3] == value.shape[:-3]:
+        leading = torch.broadcast_shapes(leading, key.shape[:-3], value.shape[:-3])
     options = {}
     if attn_mask is not None:
         name = "mask" if attn_mask.dtype == torch.bool else "bias"
         options[name] = _score_tensor(attn_mask, leading)
     out, _ = attention(*[_heads_second_last(x, leading) for x in (query, key, value)], softmax_scale=scale,
                        causal="top_left" if is_causal else "none", return_lse=False, **options)
-    out = out.transpose(1, 2).reshape(*leading, query.shape[-3], query.shape[-2], value.shape[-1])
+    out = out.transpose(1, 2)
+    if len(leading) != 1:
+        out = out.reshape(*leading, *out.shape[1:])
     return out.squeeze(-3) if dimensions <= 3 else out

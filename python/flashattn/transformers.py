@@ -3,7 +3,7 @@
 
     import flashattn.transformers
     flashattn.transformers.register()
-    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashattn")
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa")
 
 Masks are transformers' own, as for attn_implementation="sdpa": none where causality says it all, else one boolean mask per
 batch. So whatever a model asks for (padding, sliding windows, chunks, images that see both ways, static caches) is what it
@@ -39,8 +39,11 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
     return out, None
 
 
-def register(name="flashattn"):
-    """Makes attn_implementation=name known to transformers (4.53 or newer)."""
+def register(name="fa"):
+    """Makes attn_implementation=name known to transformers (4.53 or newer), which takes every name with "flash" in it for
+    one of the packages that it looks for itself."""
+    if "flash" in name:
+        raise ValueError(f"name = {name!r}: must not have \"flash\" in it")
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
     AttentionInterface.register(name, attention_forward)

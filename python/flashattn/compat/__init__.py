@@ -12,7 +12,7 @@ or, before anything imports flash_attn or flash_attn_interface:
 import importlib
 import sys
 
-_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding", "flash_attn_interface")
+_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
 
 
 def install():
@@ -23,5 +23,6 @@ def install():
         if loaded is not None and not loaded.__name__.startswith(__name__):
             raise ImportError(f"{name} is already loaded from {getattr(loaded, '__file__', 'elsewhere')}: call "
                               "flashattn.compat.install() before it is imported")
+    # flash_attn.bert_padding is found through flash_attn when somebody, who then has PyTorch, imports it.
     for name in _MODULES:
         sys.modules[name] = importlib.import_module(f"{__name__}.{name}")
