@@ -59,7 +59,7 @@ def _options(keep, stream, given):
         elif name == "causal":
             options.causal = _choice(CAUSAL, name, value)
         elif name == "window_size":
-            left, right = (-1 if bound is None else bound for bound in value)
+            left, right = (-1 if bound is None else int(bound) for bound in value)
             if left != -1 or right != -1:
                 options.set |= SET_WINDOW
                 options.window_left, options.window_right = left, right

@@ -166,9 +166,9 @@ def attention(q, k, v, *, return_lse=True, **options):
 def _flat(*, causal=False, window_size=None, max_seqlen_q=None, max_seqlen_k=None, **options):
     """The operators' arguments after q, k, v."""
     tensors = [options.pop(name, None) for name in _TENSORS]
-    left, right = window_size or (-1, -1)
+    left, right = (-1, -1) if window_size is None else window_size
     options.update(causal={False: "none", True: "bottom_right"}.get(causal, causal),
-                   window_left=-1 if left is None else left, window_right=-1 if right is None else right,
+                   window_left=-1 if left is None else int(left), window_right=-1 if right is None else int(right),
                    max_seqlen_q=int(max_seqlen_q or 0), max_seqlen_k=int(max_seqlen_k or 0))
     scalars = [options.pop(name, default) for name, (_, default) in _SCALARS.items()]
     if options:
