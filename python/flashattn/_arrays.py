@@ -11,10 +11,10 @@ that goes to C. A kind of array is a class with
     stream(x)              the CUDA stream to enqueue on, 0 for the CPU (and for CUDA's legacy default stream)
     launched(x)            called once everything is enqueued
 
-NumPy, PyTorch and CuPy have one each. Any other library that speaks DLPack and the array API, such as JAX, takes DLPack.
+NumPy, PyTorch and CuPy have one each. Any other library that speaks DLPack and the array API, such as JAX, takes
+DLPack.
 """
 import ctypes
-import sys
 
 from ._library import Tensor
 
@@ -69,7 +69,7 @@ class NumPy(_Kind):
         name, item = x.dtype.name, x.dtype.itemsize
         code = 4 if name == "bfloat16" else {"i": 0, "u": 1, "f": 2, "b": 6}.get(x.dtype.kind)
         if code is None or item > 8 or not x.dtype.isnative:
-            raise TypeError(f"dtype {x.dtype} of an array: must be a float, integer or bool of this machine's byte order")
+            raise TypeError(f"dtype {x.dtype} of an array: must be a float, integer or bool in native byte order")
         for stride in x.strides:
             if stride % item:
                 raise ValueError(f"a stride of {stride} bytes: must be a multiple of the {item} bytes of {name}")
@@ -117,9 +117,10 @@ class Torch(_Kind):
 class DLPack(_Kind):
     """Arrays of any other library with __dlpack__ and __array_namespace__, on the CPU and on CUDA.
 
-    They may be immutable (JAX). For the CPU a result is therefore a NumPy array that the library then takes over. On CUDA
-    it is a new array of the library that nothing else refers to yet. The legacy default stream is used: the library orders
-    its inputs before that stream, and the call waits until it is done, since the library would not wait for it.
+    They may be immutable (JAX). For the CPU a result is therefore a NumPy array that the library then takes over. On
+    CUDA it is a new array of the library that nothing else refers to yet. The legacy default stream is used: the
+    library orders its inputs before that stream, and the call waits until it is done, since the library would not wait
+    for it.
     """
 
     def __init__(self):
@@ -209,7 +210,7 @@ def _wait_for_device(number):
 
 
 _kinds = {"numpy": NumPy, "torch": Torch, "cupy": CuPy}
-_by_type = {}
+_by_type: dict = {}
 
 
 def _find(x, name):
@@ -221,8 +222,8 @@ def _find(x, name):
         root = None
         if not (hasattr(x, "__dlpack_device__") and hasattr(x, "__array_namespace__")):
             raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__qualname__}: must be an array of NumPy or "
-                            "PyTorch, or of a library with DLPack and the array API, such as JAX and CuPy (which jax.jit "
-                            "passes through jax.pure_callback)")
+                            "PyTorch, or of a library with DLPack and the array API, such as JAX and CuPy (within "
+                            "jax.jit: by jax.pure_callback)")
     if root == "numpy" and hasattr(x, "mask"):
         raise TypeError(f"{name} is a masked array: its mask would be ignored")
     found = _kinds.get(root, DLPack)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """libflashattn through ctypes: its structs, its functions, its errors as exceptions.
 
-The layouts repeat include/flashattn.h, which also is the manual. The library is the one beside this file; the environment
-variable FLASHATTN_LIBRARY names another.
+The layouts repeat include/flashattn.h, which also is the manual. The library is the one beside this file; the
+environment variable FLASHATTN_LIBRARY names another.
 """
 import ctypes
 import os

@@ -5,9 +5,9 @@ Arrays are used where they lie: NumPy, PyTorch, JAX, CuPy, or any with DLPack an
 results are of the same kind, on the same device. Shapes, types and rules are those of include/flashattn.h. For PyTorch,
 these functions know nothing of autograd; flashattn.torch does.
 
-Errors: ValueError for an argument that breaks a rule, NotImplementedError for what this version, machine or device cannot
-do, MemoryError, RuntimeError for a failing GPU; TypeError for what is no array. The message is the library's sentence,
-which names the argument, its value and the rule. Nothing is written then.
+Errors: ValueError for an argument that breaks a rule, NotImplementedError for what this version, machine or device
+cannot do, MemoryError, RuntimeError for a failing GPU; TypeError for what is no array. The message is the library's
+sentence, which names the argument, its value and the rule. Nothing is written then.
 
 The keyword arguments **options of forward, plan and backward, all optional:
 
@@ -30,10 +30,21 @@ The keyword arguments **options of forward, plan and backward, all optional:
     num_splits      int; 0: chosen from the shapes; 1: keys are never split, so a row's bits do not depend on its batch
     deterministic   bool, backward: the same bits in every run
 """
+from __future__ import annotations
+
 import ctypes
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from ._arrays import kind
-from ._library import CAUSAL, ISAS, KERNELS, SET_SOFTMAX_SCALE, SET_WINDOW, Options, Plan, check, library
+from ._library import CAUSAL, ISAS, KERNELS, SET_SOFTMAX_SCALE, SET_WINDOW, Plan, check, library
+from ._library import Options as COptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Unpack
+
+    from ._types import Array, Options, Result
 
 
 def _choice(table, name, value):
@@ -50,7 +61,7 @@ _NUMBERS = frozenset(("softcap", "num_threads", "num_splits", "max_seqlen_q", "m
 
 def _options(keep, stream, given):
     """fa_options for the dict `given`, of which None means the default; `keep` gets what must outlive the call."""
-    options = Options(ctypes.sizeof(Options))
+    options = COptions(ctypes.sizeof(COptions))
     for name, value in given.items():
         if value is None:
             continue
@@ -84,7 +95,7 @@ def _view(name, x, keep):
 
 
 def _lse_shape(shape):
-    """[batch, heads, seqlen_q] for q of shape [batch, seqlen_q, heads, head_dim]; [heads, total_q] for variable length."""
+    """[batch, heads, seqlen_q] for q [batch, seqlen_q, heads, head_dim]; [heads, total_q] for variable length."""
     return tuple(shape[:-3]) + (shape[-2], shape[-3])
 
 
@@ -99,7 +110,8 @@ def _results(of, q, v, with_lse, dtype, kernel):
     return out, of.empty(q, _lse_shape(shape), "float64" if double else "float32")
 
 
-def forward(q, k, v, *, return_lse=False, dtype=None, **options):
+def forward(q: Array, k: Array, v: Array, *, return_lse: bool = False, dtype: Optional[str] = None,
+            **options: Unpack[Options]) -> Result:
     """Attention: out [batch, seqlen_q, heads, head_dim_v], or [total_q, heads, head_dim_v] with cu_seqlens_q.
 
     q     [batch, seqlen_q, heads, head_dim] or, with cu_seqlens_q, [total_q, heads, head_dim]
@@ -112,7 +124,8 @@ def forward(q, k, v, *, return_lse=False, dtype=None, **options):
                  heads, seqlen_q] or [heads, total_q]
     **options    see the top of this module
     """
-    of, keep = kind(q), []
+    of: Any = kind(q)
+    keep: list[Any] = []
     out, lse = _results(of, q, v, return_lse, dtype, options.get("kernel"))
     c_options = _options(keep, of.stream(q), options)
     check(library.fa_forward(of.view(q, keep), kind(k, "k").view(k, keep), kind(v, "v").view(v, keep),
@@ -126,16 +139,18 @@ def forward(q, k, v, *, return_lse=False, dtype=None, **options):
 _GRADIENTS = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsink": "sink", "dalibi_slopes": "alibi_slopes"}
 
 
-def backward(dout, q, k, v, out, lse, *, want=("dq", "dk", "dv"), **options):
+def backward(dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *,
+             want: Sequence[str] = ("dq", "dk", "dv"), **options: Unpack[Options]) -> tuple[Array, ...]:
     """Gradients of a loss, from dout, its gradient with respect to out: a tuple in the order of `want`.
 
     dout       shape of out; q's type or float32
     q, k, v, options   as for forward. block_table is refused.
     out, lse   what forward returned for them
-    want       names of gradients: "dq", "dk", "dv", "dbias", "dsink", "dalibi_slopes"; each has the shape and type of what
-               it belongs to
+    want       names of gradients: "dq", "dk", "dv", "dbias", "dsink", "dalibi_slopes"; each has the shape and type of
+               what it belongs to
     """
-    of, keep = kind(q), []
+    of: Any = kind(q)
+    keep: list[Any] = []
     inputs = {"q": q, "k": k, "v": v, "bias": options.get("bias"), "sink": options.get("sink"),
               "alibi_slopes": options.get("alibi_slopes")}
     results, addresses = [], {}
@@ -157,10 +172,13 @@ def backward(dout, q, k, v, out, lse, *, want=("dq", "dk", "dv"), **options):
     return tuple(of.finish(x, q) for x in results)
 
 
-def plan(q, k, v, *, return_lse=False, dtype=None, **options):
+def plan(q: Array, k: Array, v: Array, *, return_lse: bool = False, dtype: Optional[str] = None,
+         **options: Unpack[Options]) -> dict[str, Union[str, int]]:
     """What forward would run for the same arguments, as a dict: name, kernel, isa, tile_rows, tile_keys, num_splits,
-    num_threads, workspace_bytes, note (on a GPU: why a newer kernel was passed over). Raises what forward would raise."""
-    of, keep = kind(q), []
+    num_threads, workspace_bytes, note (on a GPU: why a newer kernel was passed over). Raises what forward would
+    raise."""
+    of: Any = kind(q)
+    keep: list[Any] = []
     out, lse = _results(of, q, v, return_lse, dtype, options.get("kernel"))
     c_options = _options(keep, of.stream(q), options)
     info = Plan(ctypes.sizeof(Plan))
@@ -174,14 +192,15 @@ def plan(q, k, v, *, return_lse=False, dtype=None, **options):
             "note": info.note.decode()}
 
 
-def combine(out_partial, lse_partial, *, dtype=None):
+def combine(out_partial: Array, lse_partial: Array, *, dtype: Optional[str] = None) -> tuple[Array, Array]:
     """Merges results of the same queries over disjoint sets of keys: (out, lse).
 
     out_partial  float32, [splits, batch, seqlen_q, heads, head_dim_v] or [splits, total_q, heads, head_dim_v]
     lse_partial  float32, [splits, batch, heads, seqlen_q] or [splits, heads, total_q], as forward returns them
     dtype        name of out's type: "float32" (default), "float16" or "bfloat16"
     """
-    of, keep = kind(out_partial, "out_partial"), []
+    of: Any = kind(out_partial, "out_partial")
+    keep: list[Any] = []
     out = of.empty(out_partial, tuple(out_partial.shape[1:]), dtype)
     lse = of.empty(out_partial, tuple(lse_partial.shape[1:]), "float32")
     check(library.fa_combine(of.view(out_partial, keep), _view("lse_partial", lse_partial, keep), of.view(out, keep),

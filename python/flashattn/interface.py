@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that people call today, with the names, arguments and layouts of flash-attn 2, for arrays of any library.
+"""The functions that people call today, with the names, arguments and layouts of flash-attn 2, for arrays of any
+library.
 
 What flash-attn has and this library has not raises NotImplementedError that names the argument. What this library has
-beyond it is keyword-only: sink, bias, mask, return_lse and so on, as flashattn.attention describes them. PyTorch tensors
-are differentiable here (flashattn.torch).
+beyond it is keyword-only: sink, bias, mask, return_lse and so on, as flashattn.attention describes them. PyTorch
+tensors are differentiable here (flashattn.torch).
 
 One convention differs: the lse of a query that sees no key is -inf (flash-attn 2: +inf).
 """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
 from . import attention
 from ._arrays import Torch, kind
+
+if TYPE_CHECKING:
+    from ._types import Array, Causal, Result, Window
 
 
 def _refuse_dropout(dropout_p):
@@ -45,8 +53,10 @@ def unpack(packed, count):
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
-def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                    alibi_slopes=None, deterministic=False, return_attn_probs=False, *, return_lse=False, **options):
+def flash_attn_func(q: Array, k: Array, v: Array, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                    causal: Causal = False, window_size: Optional[Window] = (-1, -1), softcap: float = 0.0,
+                    alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False, *,
+                    return_lse: bool = False, **options: Any) -> Result:
     """Attention of dense batches.
 
     q [batch, seqlen_q, heads, head_dim]; k, v [batch, seqlen_k, heads_kv, head_dim and head_dim_v]. heads is a multiple
@@ -58,8 +68,9 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     deterministic  backward: the same bits in every run
     options        those of flashattn.attention: sink, bias, mask, seqused_k, kernel, num_threads, num_splits ...
 
-    Returns out [batch, seqlen_q, heads, head_dim_v]; with return_lse (out, lse), with return_attn_probs (out, lse, None),
-    lse float32 [batch, heads, seqlen_q], not differentiable. (flash-attn's third result is for tests of dropout.)
+    Returns out [batch, seqlen_q, heads, head_dim_v]; with return_lse (out, lse), with return_attn_probs (out, lse,
+    None), lse float32 [batch, heads, seqlen_q], not differentiable. (flash-attn's third result is for tests of
+    dropout.)
     """
     _refuse_dropout(dropout_p)
     options.update(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
@@ -67,23 +78,32 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     return _run(q, k, v, return_attn_probs, return_lse, options)
 
 
-def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                             alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+def flash_attn_kvpacked_func(q: Array, kv: Array, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                             causal: Causal = False, window_size: Optional[Window] = (-1, -1), softcap: float = 0.0,
+                             alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
+                             **options: Any) -> Result:
     """flash_attn_func with k and v in one array, kv [batch, seqlen_k, 2, heads_kv, head_dim]."""
-    return flash_attn_func(q, *unpack(kv, 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+    k, v = unpack(kv, 2)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs, **options)
 
 
-def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                              alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+def flash_attn_qkvpacked_func(qkv: Array, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                              causal: Causal = False, window_size: Optional[Window] = (-1, -1), softcap: float = 0.0,
+                              alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
+                              **options: Any) -> Result:
     """flash_attn_func with q, k and v in one array, qkv [batch, seqlen, 3, heads, head_dim]."""
-    return flash_attn_func(*unpack(qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+    q, k, v = unpack(qkv, 3)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs, **options)
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0,
-                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-                           deterministic=False, return_attn_probs=False, block_table=None, *, return_lse=False, **options):
+def flash_attn_varlen_func(q: Array, k: Array, v: Array, cu_seqlens_q: Any, cu_seqlens_k: Any,
+                           max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+                           dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: Causal = False,
+                           window_size: Optional[Window] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+                           deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None, *,
+                           return_lse: bool = False, **options: Any) -> Result:
     """Attention of sequences of different lengths, one after another without padding.
 
     q [total_q, heads, head_dim]; k, v [total_k, heads_kv, head_dim and head_dim_v]. Sequence n has queries
@@ -103,25 +123,33 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
     return _run(q, k, v, return_attn_probs, return_lse, options)
 
 
-def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None,
-                                    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                                    alibi_slopes=None, deterministic=False, return_attn_probs=False, **options):
+def flash_attn_varlen_kvpacked_func(q: Array, kv: Array, cu_seqlens_q: Any, cu_seqlens_k: Any,
+                                    max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+                                    dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                                    causal: Causal = False, window_size: Optional[Window] = (-1, -1),
+                                    softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+                                    return_attn_probs: bool = False, **options: Any) -> Result:
     """flash_attn_varlen_func with k and v in one array, kv [total_k, 2, heads_kv, head_dim]."""
-    return flash_attn_varlen_func(q, *unpack(kv, 2), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+    k, v = unpack(kv, 2)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs, **options)
 
 
-def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen=None, dropout_p=0.0, softmax_scale=None, causal=False,
-                                     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
-                                     return_attn_probs=False, **options):
+def flash_attn_varlen_qkvpacked_func(qkv: Array, cu_seqlens: Any, max_seqlen: Optional[int] = None,
+                                     dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                                     causal: Causal = False, window_size: Optional[Window] = (-1, -1),
+                                     softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+                                     return_attn_probs: bool = False, **options: Any) -> Result:
     """flash_attn_varlen_func with q, k and v in one array, qkv [total, 3, heads, head_dim]."""
-    return flash_attn_varlen_func(*unpack(qkv, 3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+    q, k, v = unpack(qkv, 3)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs, **options)
 
 
-def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+def flash_attn_combine(out_partial: Array, lse_partial: Array, out: None = None,
+                       out_dtype: Any = None) -> tuple[Array, Array]:
     """Merges results of the same queries over disjoint sets of keys: (out, lse).
 
     Layout of flash-attn 3 and 4, heads last:

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash_attn_with_kvcache: attention over a cache of keys and values, dense or paged, to which new ones are appended."""
+"""flash_attn_with_kvcache: attention over a cache of keys and values, dense or paged; new ones are appended."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
 from . import attention
 from ._arrays import NumPy, Torch, kind
 
+if TYPE_CHECKING:
+    from ._types import Array, Causal, Result, Window
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
-                            cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
-                            window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
-                            return_softmax_lse=False, **options):
+
+def flash_attn_with_kvcache(q: Array, k_cache: Array, v_cache: Array, k: Optional[Array] = None,
+                            v: Optional[Array] = None, rotary_cos: Any = None, rotary_sin: Any = None,
+                            cache_seqlens: Any = None, cache_batch_idx: Any = None, cache_leftpad: Any = None,
+                            block_table: Any = None, softmax_scale: Optional[float] = None, causal: Causal = False,
+                            window_size: Optional[Window] = (-1, -1), softcap: float = 0.0,
+                            rotary_interleaved: bool = True, alibi_slopes: Any = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False, **options: Any) -> Result:
     """Attention of q to a cache that may be larger than what is in use. Without gradients.
 
     q                  [batch, seqlen_q, heads, head_dim]
     k_cache, v_cache   [batch_cache, seqlen_cache, heads_kv, head_dim and head_dim_v]; with block_table
                        [pages, page_size, heads_kv, ...], any page_size
-    k, v               [batch, seqlen_new, heads_kv, ...]: written into the cache, in place, behind the cache_seqlens keys
-                       that are there, and attended to. NumPy and PyTorch arrays.
+    k, v               [batch, seqlen_new, heads_kv, ...]: written into the cache, in place, behind the cache_seqlens
+                       keys that are there, and attended to. NumPy and PyTorch arrays.
     cache_seqlens      int, or int32 [batch]: keys in the cache, without the new ones. Default: the cache is full.
     cache_batch_idx    int32, [batch]: which sequence of the cache each q belongs to. Not together with block_table.
     cache_leftpad      int32, [batch]: so many keys at the start of each sequence are padding
@@ -83,8 +93,8 @@ def _append(k, v, k_cache, v_cache, lengths, block_table):
     if on_cpu and new > 0:
         for n, length in enumerate(lengths.tolist()):
             if not 0 <= length <= capacity - new:
-                raise ValueError(f"cache_seqlens[{n}] = {length}: must be 0 .. {capacity - new}, so that {new} new keys fit "
-                                 f"into the {capacity} of the cache")
+                raise ValueError(f"cache_seqlens[{n}] = {length}: must be 0 .. {capacity - new}, so that {new} new "
+                                 f"keys fit into the {capacity} of the cache")
     positions = lengths[:, None] + arange(new, **where_at)
     sequence = arange(batch, **where_at)[:, None]
     if block_table is None:
@@ -92,8 +102,8 @@ def _append(k, v, k_cache, v_cache, lengths, block_table):
     else:
         page, row = block_table[sequence, positions // page_size], positions % page_size
         if on_cpu and new > 0 and not (0 <= int(page.min()) and int(page.max()) < pages):
-            raise ValueError(f"block_table has a page {int(page.min())} .. {int(page.max())} for new keys: must be 0 .. "
-                             f"{pages - 1}")
+            raise ValueError(f"block_table has a page {int(page.min())} .. {int(page.max())} for new keys: must be 0 "
+                             f".. {pages - 1}")
         page = where(page < 0, pages, page)  # on a GPU nobody looked: out of range rather than counted from the end
     k_cache[page, row] = k
     v_cache[page, row] = v

@@ -8,17 +8,26 @@
 Tensors on the CPU and on CUDA, any strides with a contiguous last dimension; another last dimension is copied. On CUDA
 the work is enqueued on the current stream. Needs PyTorch 2.4 or newer.
 
-In eager mode an autograd.Function calls C at once: an operator of torch.library costs 10 to 30 microseconds a call. While
-a graph is traced, and for subclasses of Tensor, the operator is called; the rules of differentiation are the same
+In eager mode an autograd.Function calls C at once: an operator of torch.library costs 10 to 30 microseconds a call.
+While a graph is traced, and for subclasses of Tensor, the operator is called; the rules of differentiation are the same
 functions for both. Second derivatives are refused.
 """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
 import torch
 
 from . import attention as _attention
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import Options
+
 # What the operators take after q, k, v, in this order: the options of flashattn.attention.
-_TENSORS = ("alibi_slopes", "sink", "bias", "mask", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k",
-            "block_table")
+_TENSORS = ("alibi_slopes", "sink", "bias", "mask", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+            "leftpad_k", "block_table")
 _SCALARS = {  # name: (type in the schema, default)
     "softmax_scale": ("float?", None), "causal": ("str", "none"), "window_left": ("SymInt", -1),
     "window_right": ("SymInt", -1), "softcap": ("float", 0.0), "max_seqlen_q": ("SymInt", 0),
@@ -28,7 +37,8 @@ _INPUTS = 3 + len(_TENSORS)  # q, k, v and the tensors
 _PLACES = {"dq": 0, "dk": 1, "dv": 2, "dalibi_slopes": 3, "dsink": 4, "dbias": 5}  # which input a gradient belongs to
 
 _library = torch.library.Library("flashattn", "DEF")
-_schema = ", ".join([f"Tensor? {name}" for name in _TENSORS] + [f"{kind} {name}" for name, (kind, _) in _SCALARS.items()])
+_schema = ", ".join([f"Tensor? {name}" for name in _TENSORS] +
+                    [f"{kind} {name}" for name, (kind, _) in _SCALARS.items()])
 _library.define(f"forward(Tensor q, Tensor k, Tensor v, {_schema}) -> (Tensor out, Tensor lse)")
 _library.define("backward(Tensor dout, Tensor out, Tensor lse, str[] want, "
                 f"Tensor q, Tensor k, Tensor v, {_schema}) -> Tensor[]")
@@ -54,8 +64,8 @@ def _forward(q, k, v, return_lse, options):
 
 
 def _backward(dout, out, lse, want, q, k, v, options):
-    return list(_attention.backward(_contiguous_last(dout), _contiguous_last(q), _contiguous_last(k), _contiguous_last(v),
-                                    out, lse, want=want, **options))
+    dout, q, k, v = (_contiguous_last(x) for x in (dout, q, k, v))
+    return list(_attention.backward(dout, q, k, v, out, lse, want=want, **options))
 
 
 # ---- The operators, for graphs
@@ -110,8 +120,8 @@ torch.library.register_autograd("flashattn::forward", _differentiate, setup_cont
 # ---- The same in eager mode
 
 class _Attention(torch.autograd.Function):
-    """The first inputs are those of _PLACES. Tensors are kept by save_for_backward, so that autograd notices when one is
-    changed in between."""
+    """The first inputs are those of _PLACES. Tensors are kept by save_for_backward, so that autograd notices when one
+    is changed in between."""
 
     @staticmethod
     def forward(ctx, q, k, v, alibi_slopes, sink, bias, options):
@@ -141,7 +151,8 @@ def _autocast(x, dtype):
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def attention(q, k, v, *, return_lse=True, **options):
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = True,
+              **options: Unpack[Options]) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """(out, lse): flashattn.attention.forward, differentiable in q, k, v, alibi_slopes, sink and bias.
 
     lse is None if return_lse is False and no gradient will be asked for. It is not differentiable. Under torch.autocast
@@ -193,10 +204,13 @@ def _score_tensor(x, leading):
     return x
 
 
-def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Optional[torch.Tensor] = None,
+         dropout_p: float = 0.0, is_causal: bool = False, scale: Optional[float] = None,
+         enable_gqa: bool = False) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, of which it takes signature, layout and meaning.
 
-    query, key, value   [..., heads, seqlen, head_dim], or [batch, seqlen, head_dim] and fewer; leading dimensions broadcast
+    query, key, value   [..., heads, seqlen, head_dim], or [batch, seqlen, head_dim] and fewer; leading dimensions
+                        broadcast
     attn_mask   bool (True: takes part) or floating (added to the scores), broadcastable to [..., heads, seqlen_q,
                 seqlen_k]; not together with is_causal. The memory of what is broadcast is never filled out.
     dropout_p   must be 0
@@ -212,13 +226,13 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         raise ValueError("is_causal = True: must be False where attn_mask is given")
     dimensions = query.ndim
     if min(dimensions, key.ndim, value.ndim) < 2:
-        raise ValueError(f"query.ndim = {query.ndim}, key.ndim = {key.ndim}, value.ndim = {value.ndim}: must be at least 2")
+        raise ValueError(f"query.ndim = {query.ndim}, key.ndim = {key.ndim}, value.ndim = {value.ndim}: must be >= 2")
     if dimensions <= 3:  # no heads: [batch, seqlen, head_dim]
         query, key, value = query.unsqueeze(-3), key.unsqueeze(-3), value.unsqueeze(-3)
         attn_mask = attn_mask.unsqueeze(-3) if attn_mask is not None and attn_mask.ndim > 2 else attn_mask
     if not enable_gqa and not query.shape[-3] == key.shape[-3] == value.shape[-3]:
-        raise ValueError(f"query has {query.shape[-3]} heads, key {key.shape[-3]}, value {value.shape[-3]}: must be equal "
-                         "without enable_gqa")
+        raise ValueError(f"query has {query.shape[-3]} heads, key {key.shape[-3]}, value {value.shape[-3]}: must be "
+                         "equal without enable_gqa")
     leading = query.shape[:-3]
     if not leading == key.shape[:-3] == value.shape[:-3]:
         leading = torch.broadcast_shapes(leading, key.shape[:-3], value.shape[:-3])

@@ -5,19 +5,19 @@
     flashattn.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa")
 
-Masks are transformers' own, as for attn_implementation="sdpa": none where causality says it all, else one boolean mask per
-batch. So whatever a model asks for (padding, sliding windows, chunks, images that see both ways, static caches) is what it
-gets.
+Masks are transformers' own, as for attn_implementation="sdpa": none where causality says it all, else one boolean mask
+per batch. So whatever a model asks for (padding, sliding windows, chunks, images that see both ways, static caches) is
+what it gets.
 """
 from .torch import attention
 
 
-def attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None, softcap=None,
-                      s_aux=None, position_bias=None, **kwargs):
+def attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None,
+                      softcap=None, s_aux=None, position_bias=None, **kwargs):
     """An attention function of transformers: query, key, value [batch, heads, seqlen, head_dim], key and value with the
     model's own number of heads; attention_mask bool or additive [batch, 1 or heads, seqlen_q, seqlen_k] or None;
-    position_bias of that shape, added to the scores; s_aux the sinks, [heads]. Returns ([batch, seqlen_q, heads, head_dim],
-    None)."""
+    position_bias of that shape, added to the scores; s_aux the sinks, [heads]. Returns ([batch, seqlen_q, heads,
+    head_dim], None)."""
     if dropout:
         raise NotImplementedError(f"dropout = {dropout}: must be 0, there is no dropout (config.attention_dropout)")
     if kwargs.get("output_attentions"):
@@ -39,9 +39,9 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
     return out, None
 
 
-def register(name="fa"):
-    """Makes attn_implementation=name known to transformers (4.53 or newer), which takes every name with "flash" in it for
-    one of the packages that it looks for itself."""
+def register(name: str = "fa") -> None:
+    """Makes attn_implementation=name known to transformers (4.53 or newer), which takes every name with "flash" in it
+    for one of the packages that it looks for itself."""
     if "flash" in name:
         raise ValueError(f"name = {name!r}: must not have \"flash\" in it")
     from transformers import AttentionInterface, AttentionMaskInterface

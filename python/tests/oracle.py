@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests compare with: attention and its gradients in NumPy, written down as the formulas stand, and the judge.
 
-The judge's rule is docs/numerics.md's: an error may be twice that of plain attention with every intermediate rounded to the
-dtype of the inputs, plus a few rounding units.
+The judge's rule is docs/numerics.md's: an error may be twice that of plain attention with every intermediate rounded to
+the dtype of the inputs, plus a few rounding units.
 """
 import dataclasses
 
@@ -47,9 +47,9 @@ class Problem:
     sink: np.ndarray = None
 
     def solve(self, dout=None, store=None):
-        """A dict of out, lse and, for a dout, the gradients. store=None: float64 throughout. Else plain attention: float32
-        arithmetic whose every result is rounded to that dtype. "size of NAME" is the sum of the absolute values that were
-        added up for it, the largest: rounding is relative to that, where terms cancel."""
+        """A dict of out, lse and, for a dout, the gradients. store=None: float64 throughout. Else plain attention:
+        float32 arithmetic whose every result is rounded to that dtype. "size of NAME" is the sum of the absolute values
+        that were added up for it, the largest: rounding is relative to that, where terms cancel."""
         work = np.float64 if store is None else np.float32
         if store is not None and np.dtype(store) == np.float64:
             work = np.float64

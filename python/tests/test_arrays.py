@@ -10,7 +10,7 @@ import pytest
 
 import flashattn
 from oracle import BFLOAT16
-from test_forward import inputs, normal
+from test_forward import inputs
 
 
 def test_any_strides(rng):

@@ -15,7 +15,7 @@ import sys
 _MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
 
 
-def install():
+def install() -> None:
     """Makes `import flash_attn` and `import flash_attn_interface` find the modules here, in this process. An installed
     package of that name stays on disk and is not loaded. ImportError if one is loaded already."""
     for name in _MODULES:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for flash_attn_interface of flash-attn 3 (Hopper): its signatures, for arrays of any library.
 
-pack_gqa, sm_margin and scheduler_metadata only tune the original's speed and are accepted as they are. What would change
-results and is not here (FP8 scales, qv, attention_chunk, rotary embedding) raises NotImplementedError naming the argument.
+pack_gqa, sm_margin and scheduler_metadata only tune the original's speed and are accepted as they are. What would
+change results and is not here (FP8 scales, qv, attention_chunk, rotary embedding) raises NotImplementedError naming the
+argument.
 """
 from .. import interface, kv_cache
 from ..interface import flash_attn_combine
@@ -28,16 +29,16 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
 
 
 def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
-                              window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None,
-                              sm_margin=0, return_attn_probs=False):
-    """qkv [batch, seqlen, 3, heads, head_dim] or, with num_heads_q, [batch, seqlen, num_heads_q + 2 heads_kv, head_dim]."""
+                              window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False,
+                              num_heads_q=None, sm_margin=0, return_attn_probs=False):
+    """qkv [batch, seqlen, 3, heads, head_dim]; with num_heads_q [batch, seqlen, num_heads_q + 2 heads_kv, head_dim]."""
     _refuse_common(q_descale, k_descale, v_descale, attention_chunk)
     if num_heads_q is None:
         q, k, v = interface.unpack(qkv, 3)
     else:
         heads_kv, rest = divmod(qkv.shape[-2] - num_heads_q, 2)
         if rest or heads_kv < 1:
-            raise ValueError(f"num_heads_q = {num_heads_q}: must leave an even number of the {qkv.shape[-2]} heads of qkv")
+            raise ValueError(f"num_heads_q = {num_heads_q}: must leave an even number of qkv's {qkv.shape[-2]} heads")
         q, k, v = (qkv[..., begin:end, :] for begin, end in (
             (0, num_heads_q), (num_heads_q, num_heads_q + heads_kv), (num_heads_q + heads_kv, qkv.shape[-2])))
     return interface.flash_attn_func(q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
@@ -62,7 +63,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                             cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
                             q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
-                            scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False):
+                            scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0,
+                            return_softmax_lse=False):
     """flashattn.flash_attn_with_kvcache; page_table is its block_table, and q may be of variable length."""
     _refuse_common(q_descale, k_descale, v_descale, attention_chunk, qv)
     refuse(cu_seqlens_k_new=(cu_seqlens_k_new, None), rotary_seqlens=(rotary_seqlens, None))
