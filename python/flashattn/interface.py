@@ -10,10 +10,10 @@ One convention differs: the lse of a query that sees no key is -inf (flash-attn 
 """
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import attention
-from ._arrays import Torch, kind
 
 if TYPE_CHECKING:
     from ._types import Array, Causal, Result, Window
@@ -27,10 +27,16 @@ def _refuse_dropout(dropout_p):
 _torch_attention = None
 
 
+def is_torch(x):
+    """Whether x is a PyTorch tensor, in words that torch.compile can trace."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
 def _run(q, k, v, return_attn_probs, return_lse, options):
     global _torch_attention
     want_lse = return_attn_probs or return_lse
-    if isinstance(kind(q), Torch):
+    if is_torch(q):
         if _torch_attention is None:  # an import statement costs a microsecond, even the second time
             from .torch import attention as _torch_attention
         out, lse = _torch_attention(q, k, v, return_lse=want_lse, **options)
@@ -48,7 +54,7 @@ def unpack(packed, count):
     if packed.ndim < 4 or packed.shape[-3] != count:
         raise ValueError(f"shape {tuple(packed.shape)} of the packed array: must be [batch, seqlen, {count}, heads, "
                          f"head_dim] or [total, {count}, heads, head_dim]")
-    if isinstance(kind(packed), Torch):
+    if is_torch(packed):
         return packed.unbind(-3)  # its gradient is one stack
     return tuple(packed[..., i, :, :] for i in range(count))
 

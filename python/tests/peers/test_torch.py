@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch on the CPU: values and gradients against NumPy in float64, autograd's rules, torch.compile, opcheck."""
+import os
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -285,6 +289,14 @@ def test_compile_without_graph_breaks(rng, name):
     dout = normal(rng, out.shape)
     for a, b in zip(differentiate(out, dout, q, k, v), differentiate(expected, dout, q, k, v)):
         assert torch.equal(a, b)
+
+
+def test_compile_of_the_very_first_call():
+    code = ("import torch, flashattn\n"
+            "q = torch.randn(1, 4, 2, 8)\n"
+            "out = torch.compile(flashattn.flash_attn_func, fullgraph=True)(q, q, q)\n"
+            "assert torch.equal(out, flashattn.flash_attn_func(q, q, q))\n")
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
 
 
 def test_compile_with_dynamic_shapes(rng):
