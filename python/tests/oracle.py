@@ -49,7 +49,8 @@ class Problem:
     def solve(self, dout=None, store=None):
         """A dict of out, lse and, for a dout, the gradients. store=None: float64 throughout. Else plain attention:
         float32 arithmetic whose every result is rounded to that dtype. "size of NAME" is the sum of the absolute values
-        that were added up for it, the largest: rounding is relative to that, where terms cancel."""
+        that were added up for it, the largest: rounding is relative to that, as terms cancel. "reach" is the largest score
+        or lse: exp(score - lse) is off by the rounding of its float32 argument."""
         work = np.float64 if store is None else np.float32
         if store is not None and np.dtype(store) == np.float64:
             work = np.float64
@@ -86,9 +87,9 @@ class Problem:
             lse = top + np.log(total)
             p = rounded(np.where(np.isneginf(s), 0, np.exp(s - np.where(np.isneginf(lse), 0, lse))))
             out = rounded(np.einsum("bhij,bjhd->bihd", p, v))
-            result = {"out": out, "lse": lse[..., 0],
-                      "size of out": np.einsum("bhij,bjhd->bihd", p, np.abs(v)).max(initial=0),
-                      "size of lse": 1 + np.abs(s[np.isfinite(s)]).max(initial=0)}
+            reach = max(np.abs(x[np.isfinite(x)]).max(initial=0) for x in (s, lse))
+            result = {"out": out, "lse": lse[..., 0], "reach": reach, "size of lse": 1 + reach,
+                      "size of out": np.einsum("bhij,bjhd->bihd", p, np.abs(v)).max(initial=0)}
             if dout is None:
                 return result
             dout = dout.astype(work)
@@ -146,9 +147,8 @@ def judge(problem, got, dout=None):
         assert value.shape == truth.shape, f"{name}.shape = {value.shape}, not {truth.shape}"
         assert np.array_equal(np.isneginf(value), np.isneginf(truth)), f"{name}: -inf is not where it should be"
         value, truth, yardstick = (np.where(np.isneginf(x), 0, x) for x in (value, truth, yardstick))
-        unit = UNITS[dtype_name(array)]
-        size = expected[f"size of {name}"]
-        for norm, floor in ((lambda x: np.abs(x).max(initial=0.0), 4 * unit * size),
-                            (lambda x: np.sqrt((x * x).sum()), 4 * unit * size * truth.size**0.5)):
+        floor = 4 * (UNITS[dtype_name(array)] + UNITS["float32"] * expected["reach"]) * expected[f"size of {name}"]
+        for norm, floor in ((lambda x: np.abs(x).max(initial=0.0), floor),
+                            (lambda x: np.sqrt((x * x).sum()), floor * truth.size**0.5)):
             error, budget = norm(value - truth), 2 * norm(yardstick - truth) + floor
             assert error <= budget, f"{name}: error {error:.3g}, budget {budget:.3g}"  # NaN fails
