@@ -201,8 +201,8 @@ typedef enum fa_kernel {
  * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
  * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4).
  *
- * FA_ISA_AVX512_BF16 serves fa_backward with bfloat16 inputs: there P and dS are rounded to bfloat16 before the products
- * that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512, and
+ * FA_ISA_AVX512_BF16 serves fa_backward with bfloat16 inputs: there P and dS are rounded to bfloat16 before the
+ * products that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512, and
  * fa_plan() says so.
  */
 typedef enum fa_isa {
@@ -331,16 +331,16 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
                             const fa_tensor *out, const fa_tensor *lse);
 
 /*
- * Gradients, by recomputation from the inputs and results of fa_forward (FlashAttention-2, sections 2.3.2 and 3.1.2): no
- * matrix is kept between the two calls. For a loss L with dout = dL/dout, over the pairs that see each other, with the
- * score s_ij and the order of score changes as stated at the top:
+ * Gradients, by recomputation from the inputs and results of fa_forward (FlashAttention-2, sections 2.3.2 and 3.1.2):
+ * no matrix is kept between the two calls. For a loss L with dout = dL/dout, over the pairs that see each other, with
+ * the score s_ij and the order of score changes as stated at the top:
  *
  *     P_ij = exp(s_ij - lse_i)       D_i = dot(dout_i, out_i)       dS_ij = P_ij * (dot(dout_i, v_j) - D_i)
- *     dV_j = sum_i P_ij dout_i       dbias_ij = dS_ij               dT_ij = dS_ij * (1 - tanh^2(.)), the last with softcap
+ *     dV_j = sum_i P_ij dout_i       dbias_ij = dS_ij               dT_ij = dS_ij * (1 - tanh^2(.)) with softcap
  *     dQ_i = softmax_scale * sum_j dT_ij k_j                        dK_j  = softmax_scale * sum_i dT_ij q_i
  *     dslope_h = -sum_ij dS_ij * |i + seqlen_k - seqlen_q - j|      dsink_h = -sum_i exp(sink_h - lse_i) D_i
  *
- * With grouped heads dK and dV are sums over the group.
+ * Without softcap dT = dS. With grouped heads dK and dV are sums over the group.
  *
  * dout     shape of out; q's dtype or float32. Strides of its own: any, 0 included, but 1 in the last dimension.
  * q, k, v, options    as for fa_forward. Paged K/V (block_table) is refused: FA_UNSUPPORTED.
@@ -353,8 +353,8 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
  * The reference also takes float64 dout, out and lse and writes float64 gradients, for any input.
  *
  * A query that may see no key, or whose lse is -inf, contributes exactly 0 everywhere, whatever its q, dout, out and
- * lse hold, and its dq is 0; a key that no query sees gets dk = dv = 0. NaN or infinity spreads only between queries and
- * keys that see each other: exactly so on the CPU, on a GPU within a tile as in forward.
+ * lse hold, and its dq is 0; a key that no query sees gets dk = dv = 0. NaN or infinity spreads only between queries
+ * and keys that see each other: exactly so on the CPU, on a GPU within a tile as in forward.
  *
  * Errors and memory as for fa_forward; fa_plan_backward() tells the working memory, which is linear in the number of
  * queries. GPU kernels have no backward pass in this version: FA_UNSUPPORTED.

@@ -90,8 +90,8 @@ typedef struct fa_sequence {
 /* The caller's options in the struct that this version knows; NULL: all defaults. */
 fa_status fa_options_read(fa_options *o, const fa_options *options);
 
-/* A forward call. with_data: data pointers must be there, and tables are read and checked (always, on the CPU); without,
- * as in fa_plan(), q, k, v, out and lse may have none. */
+/* A forward call. with_data: data pointers must be there, and tables are read and checked (always, on the CPU);
+ * without, as in fa_plan(), q, k, v, out and lse may have none. */
 fa_status fa_problem_init(fa_problem *problem, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                           const fa_options *options, const fa_tensor *out, const fa_tensor *lse, bool with_data);
 
@@ -119,9 +119,9 @@ fa_sequence fa_problem_sequence(const fa_problem *problem, int64_t n);
 
 static inline int64_t fa_problem_sequences(const fa_problem *p) { return p->batch + (p->cu_seqlens_q.data != NULL); }
 
-/* Rows of k and v that belong to sequence n, unused ones included; n == batch, only with cu_seqlens_k: the rows behind the
- * last sequence, which no query sees. Whoever loops over fa_problem_key_segments() meets every row once. Not for paged
- * keys. */
+/* Rows of k and v that belong to sequence n, unused ones included; n == batch, only with cu_seqlens_k: the rows
+ * behind the last sequence, which no query sees. Whoever loops over fa_problem_key_segments() meets every row once.
+ * Not for paged keys. */
 typedef struct fa_key_segment {
     int64_t begin;
     int64_t rows;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two slow ways to compute attention and its gradients, row by row, for everything the API offers. Both use the caller's
- * thread alone; forward, memory for one row of scores.
+ * Two slow ways to compute attention and its gradients, row by row, for everything the API offers. Both use the
+ * caller's thread alone; forward, memory for one row of scores.
  */
 #ifndef FA_REFERENCE_H
 #define FA_REFERENCE_H

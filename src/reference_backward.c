@@ -146,7 +146,8 @@ static fa_status backward(const fa_gradients *g, fa_element type, bool standard)
     sum.dsink = sum.dv + rows_k * p->head_dim_v;
     sum.dslope = sum.dsink + p->heads;
     sum.dbias = sum.dslope + p->batch * p->heads;
-    /* Rows behind the last sequence see nothing and are not seen: their gradients are the zeros of one more sequence. */
+    /* Rows behind the last sequence see nothing and are not seen: their gradients are the zeros of one more
+     * sequence. */
     for (int64_t n = 0; n < p->batch + 1; n++)
         for (int64_t head_kv = 0; head_kv < p->heads_kv; head_kv++)
             backward_sequence(g, type, standard, n, head_kv, &sum);

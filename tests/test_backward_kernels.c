@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backward's micro-kernels by themselves: packing and products of every kind of operand against float64, softmax_backward
- * against its formula. Nothing outside the results is written. */
+/* Backward's micro-kernels by themselves: packing and products of every kind of operand against float64,
+ * softmax_backward against its formula. Nothing outside the results is written. */
 #include "support/random.h"
 #include "support/testing.h"
 

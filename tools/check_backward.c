@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flashattn check --backward: the gradients of each kernel against those of the float64 reference, for the same out, lse
- * and random dout. The budget is that of forward, for each gradient by itself.
+ * flashattn check --backward: the gradients of each kernel against those of the float64 reference, for the same out,
+ * lse and random dout. The budget is that of forward, for each gradient by itself.
  */
 #include "check.h"
 #include "command.h"

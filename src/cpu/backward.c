@@ -3,15 +3,15 @@
  * Backward on a CPU, in three passes.
  *
  * 1. For each query: delta = dot(dout, out), and the share of the sink.
- * 2. A unit of work is one key/value head of one sequence, and one part of its keys if those are split. It takes its keys
- *    in blocks of KEY_BLOCK, whose dK and dV stay in the core's L2, while tiles of queries stream by; each adds to dK and
- *    dV, and to its own rows of dQ in memory. The heads of a GQA group are rows of the same tile, so that their sum needs
- *    no step of its own.
+ * 2. A unit of work is one key/value head of one sequence, and one part of its keys if those are split. It takes its
+ *    keys in blocks of KEY_BLOCK, whose dK and dV stay in the core's L2, while tiles of queries stream by; each adds to
+ *    dK and dV, and to its own rows of dQ in memory. The heads of a GQA group are rows of the same tile, so that their
+ *    sum needs no step of its own.
  * 3. For each query: dq is the sum of the parts, in order.
  *
- * Units are independent, what a unit computes does not depend on which thread runs it, and sums over units run in a fixed
- * order: results are the same bits for any number of threads. Working memory is a few float32 numbers and, for each part,
- * one float32 dQ: linear in the number of queries.
+ * Units are independent, what a unit computes does not depend on which thread runs it, and sums over units run in a
+ * fixed order: results are the same bits for any number of threads. Working memory is a few float32 numbers and, for
+ * each part, one float32 dQ: linear in the number of queries.
  */
 #include "cpu/backward.h"
 
@@ -23,8 +23,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* At head_dim 128 in float32 a tile of queries takes 240 KiB, and the keys of a block with their gradients 480 KiB: together
- * within an L2 of 1 MiB. 64 to 128 rows and 128 to 256 keys differ by no more than 5 % on Zen 4. */
+/* At head_dim 128 in float32 a tile of queries takes 240 KiB, and the keys of a block with their gradients 480 KiB:
+ * together within an L2 of 1 MiB. 64 to 128 rows and 128 to 256 keys differ by no more than 5 % on Zen 4. */
 #define TILE_ROWS 96
 #define KEY_BLOCK 192
 #define BLOCK_TILES (KEY_BLOCK / FA_BACKWARD_KEYS)
@@ -34,8 +34,8 @@
 
 /* ---- Memory ---- */
 
-/* Of the call. Row r of head_kv's group in the sequence: (head_kv * rows_q of all sequences + first row of the sequence)
- * * group + r. */
+/* Of the call. Row r of head_kv's group in the sequence: (head_kv * rows_q of all sequences + first row of the
+ * sequence) * group + r. */
 typedef struct shared {
     float *lse, *delta; /* [heads_kv][all rows] */
     double *dslope;     /* [splits][heads_kv][all rows]; only if dalibi_slopes is wanted */
@@ -156,8 +156,8 @@ typedef struct unit {
     int64_t first_row; /* number of row 0 */
 } unit;
 
-/* Where an operand holds NaN or infinity only pairs that see each other are added, since 0 * NaN is NaN: sum += factor *
- * row, element by element of the tensor. */
+/* Where an operand holds NaN or infinity only pairs that see each other are added, since 0 * NaN is NaN: sum +=
+ * factor * row, element by element of the tensor. */
 static void add_row(float *sum, float factor, const char *row, fa_element type, int64_t width) {
     for (int64_t i = 0; i < width; i++)
         sum[i] += factor * (float)fa_element_load(row + i * fa_element_size(type), type);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dbias, tile by tile of the tensor. Each tile is the sum, in float64 and in a fixed order, of dS over all sequences,
- * heads, queries and keys that share its elements: where bias has extent 1, over all of that dimension. Scores and dS are
- * computed once more, which costs two of the five products of backward, and keeps memory linear and the order fixed.
+ * heads, queries and keys that share its elements: where bias has extent 1, over all of that dimension. Scores and dS
+ * are computed once more, which costs two of the five products of backward, and keeps memory linear and the order
+ * fixed.
  */
 #include "cpu/backward_bias.h"
 

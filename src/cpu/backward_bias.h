@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gradient of the bias, a pass of its own: only it needs dS in memory, and only it sums over what bias broadcasts. */
+/* The gradient of the bias, a pass of its own: only it needs dS in memory, and only it sums over what bias
+ * broadcasts. */
 #ifndef FA_CPU_BACKWARD_BIAS_H
 #define FA_CPU_BACKWARD_BIAS_H
 

@@ -80,8 +80,9 @@ void fa_backward_load_queries(const fa_backward_context *c, const fa_sequence *s
 void fa_backward_load_keys(const fa_backward_context *c, const fa_sequence *s, int64_t head_kv, int64_t begin,
                            int64_t count, fa_backward_keys *keys, fa_backward_scores *scores);
 
-/* P and dS of the rows from the first to the last that see any of the keys by position, both exactly 0 for hidden ones and for columns up to the panel's edge. dS is the gradient of the
- * score, before fa_backward_softcap() makes it that of the product of q and k, times softmax_scale. */
+/* P and dS of the rows from the first to the last that see any of the keys by position, both exactly 0 for hidden
+ * ones and for columns up to the panel's edge. dS is the gradient of the score, before fa_backward_softcap() makes
+ * it that of the product of q and k, times softmax_scale. */
 void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const fa_backward_queries *queries,
                       const fa_backward_keys *keys, fa_backward_scores *scores);
 void fa_backward_softcap(const fa_problem *p, int64_t columns, fa_backward_scores *scores);

@@ -3,9 +3,9 @@
  * The micro-kernels of backward, by the rules of kernels.h, where the packing of B is defined too. Two tables: what
  * computes in float32 on one instruction set, and the matrix products, which exist for two kinds of operands.
  *
- * An operand is made of 32-bit words. Float32: a word is one number. Bfloat16: a word is two numbers that are neighbours
- * along the depth of the product, the first one in its lower half; a depth that does not fill its last word is filled up
- * with 0. Strides and depths of operands count words. Products of bfloat16 are exact, and sums float32.
+ * An operand is made of 32-bit words. Float32: a word is one number. Bfloat16: a word is two numbers that are
+ * neighbours along the depth of the product, the first one in its lower half; a depth that does not fill its last word
+ * is filled up with 0. Strides and depths of operands count words. Products of bfloat16 are exact, and sums float32.
  */
 #ifndef FA_CPU_KERNELS_BACKWARD_H
 #define FA_CPU_KERNELS_BACKWARD_H
@@ -24,7 +24,8 @@ typedef struct fa_cpu_products {
     void (*pack_rows)(float *a, int64_t stride, const void *const *rows, int64_t count, int64_t width, fa_element type);
     /* Right operand: column n is rows[n]; depth = width, `count` columns, at most FA_BACKWARD_KEYS. */
     void (*pack_columns)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
-    /* Right operand: row k is rows[k]; depth = count, `width` columns. Returns whether any element is infinite or NaN. */
+    /* Right operand: row k is rows[k]; depth = count, `width` columns. Returns whether any element is infinite or
+     * NaN. */
     bool (*pack_panels)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
     /* A float32 matrix [rows][FA_BACKWARD_KEYS] as two left operands, each number rounded to nearest even: words of two
      * rows, [rows words][FA_BACKWARD_KEYS], for multiply_transposed; words of two columns, [rows][FA_BACKWARD_KEYS
@@ -36,8 +37,8 @@ typedef struct fa_cpu_products {
      * neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
                      int64_t columns, int64_t depth, float factor, bool accumulate);
-    /* C += A^T B by the same rules; A is [depth][rows], its rows a_stride apart. B is part of a matrix that was packed with
-     * a depth of b_depth words: its panels are b_depth * panel words apart. */
+    /* C += A^T B by the same rules; A is [depth][rows], its rows a_stride apart. B is part of a matrix that was
+     * packed with a depth of b_depth words: its panels are b_depth * panel words apart. */
     void (*multiply_transposed)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
                                 int64_t b_depth, int64_t rows, int64_t columns, int64_t depth);
 } fa_cpu_products;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backward's products of bfloat16 operands in AVX-512 with BF16: the instruction multiplies two pairs per lane and adds
- * both products to a float32 sum, rounding to nearest even whatever the floating-point mode; subnormal operands and sums
- * count as 0 (Intel SDM, VDPBF16PS).
+ * both products to a float32 sum, rounding to nearest even whatever the floating-point mode; subnormal operands and
+ * sums count as 0 (Intel SDM, VDPBF16PS).
  */
 #include "kernels_backward.h"
 

@@ -2,7 +2,8 @@
 /*
  * The matrix products of backward (kernels_backward.h), for the files that have defined
  *
- *     vector, LANES, PANEL, BLOCK_ROWS, v_set, v_load, v_store, v_add, v_mul     as in kernels_simd.h, kernels_multiply.h
+ *     vector, LANES, PANEL, BLOCK_ROWS, v_set, v_load, v_store, v_add, v_mul     as in kernels_simd.h and
+ *                              kernels_multiply.h
  *     v_dot(a, b, c)           c + the product of the words a and b
  */
 #ifndef FA_CPU_KERNELS_BACKWARD_MULTIPLY_H
@@ -12,9 +13,9 @@
 
 /*
  * The outer-product kernel: `rows` rows of A, at most 12, times one panel of B, sums in registers. Row i is two vectors
- * wide. The preprocessor spells the rows out, since not every compiler unrolls such loops early enough to keep an array in
- * registers. Word k of row i of A: transposed, a[k * a_stride + i]; else row[i / 3][i % 3 * a_stride + k], one pointer for
- * three rows, since a[0], a[a_stride] and a[2 * a_stride] are one addressing mode of x86.
+ * wide. The preprocessor spells the rows out, since not every compiler unrolls such loops early enough to keep an array
+ * in registers. Word k of row i of A: transposed, a[k * a_stride + i]; else row[i / 3][i % 3 * a_stride + k], one
+ * pointer for three rows, since a[0], a[a_stride] and a[2 * a_stride] are one addressing mode of x86.
  */
 #define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
 

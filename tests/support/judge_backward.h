@@ -48,7 +48,8 @@ void assert_same_gradients(const backward_call *b, const gradients *x, const gra
 
 typedef struct backward_yardstick {
     answer of[GRADIENTS];
-    /* For kernels that round P and dS: the standard kernel's errors in the inputs' dtype, and what is allowed besides. */
+    /* For kernels that round P and dS: the standard kernel's errors in the inputs' dtype, and what is allowed
+     * besides. */
     answer rounded[GRADIENTS];
 } backward_yardstick;
 
