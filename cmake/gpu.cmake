@@ -23,6 +23,7 @@ target_sources(flashattn_objects PRIVATE
     src/emulator/warp.c
     src/emulator/wgmma.c
     src/gpu/driver.c
+    src/gpu/launch_backward.c
     src/gpu/launch_forward.c
     src/gpu/launch_v3.c
     src/gpu/machine.c

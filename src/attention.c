@@ -4,6 +4,7 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/threads.h"
+#include "gpu/launch_backward.h"
 #include "gpu/launch_forward.h"
 #include "problem.h"
 #include "reference.h"
@@ -148,17 +149,20 @@ fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, co
 
 typedef struct backward_plan {
     fa_kernel kernel;
+    bool on_gpu;
     fa_cpu_backward_plan cpu;
+    fa_gpu_backward_plan gpu;
 } backward_plan;
 
 static fa_status make_backward_plan(const fa_gradients *g, backward_plan *plan) {
     const fa_problem *p = &g->problem;
     memset(plan, 0, sizeof *plan);
-    if (runs_on_gpu(p))
-        return fa_fail(FA_UNSUPPORTED,
-                       "kernel = %s on %s: GPU kernels have no backward pass in this version; cpu, reference and "
-                       "standard have, for tensors on the CPU",
-                       fa_kernel_name(p->kernel), p->device_type == FA_DEVICE_CUDA ? "a GPU" : "an emulated GPU");
+    plan->on_gpu = runs_on_gpu(p);
+    if (plan->on_gpu) {
+        FA_TRY(fa_gpu_backward_plan_make(g, &plan->gpu));
+        plan->kernel = plan->gpu.kernel;
+        return FA_OK;
+    }
     plan->kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_CPU : p->kernel;
     return plan->kernel == FA_KERNEL_CPU ? fa_cpu_backward_plan_make(g, &plan->cpu)
                                          : refuse_cpu_options(p, plan->kernel);
@@ -172,6 +176,7 @@ fa_status fa_backward(const fa_tensor *dout, const fa_tensor *q, const fa_tensor
     backward_plan plan;
     FA_TRY(fa_gradients_init(&g, &arguments, true));
     FA_TRY(make_backward_plan(&g, &plan));
+    if (plan.on_gpu) return fa_gpu_backward(&g, &plan.gpu);
     switch (plan.kernel) {
     case FA_KERNEL_REFERENCE: return fa_reference_backward(&g);
     case FA_KERNEL_STANDARD: return fa_standard_backward(&g);
@@ -191,7 +196,14 @@ fa_status fa_plan_backward(const fa_tensor *dout, const fa_tensor *q, const fa_t
     begin_plan_info(info, plan.kernel);
     const char *element = element_name(g.problem.q.type);
     int head_dim = (int)g.problem.head_dim;
-    if (plan.kernel == FA_KERNEL_CPU) {
+    if (plan.on_gpu) {
+        info->tile_rows = plan.gpu.variant->block_m;
+        info->tile_keys = plan.gpu.variant->block_n;
+        info->workspace_bytes = plan.gpu.workspace.bytes;
+        (void)snprintf(info->name, sizeof info->name, "%s on %s", fa_variant_name(plan.gpu.variant),
+                       plan.gpu.machine->id);
+        memcpy(info->note, plan.gpu.note, sizeof info->note);
+    } else if (plan.kernel == FA_KERNEL_CPU) {
         info->isa = plan.cpu.isa;
         info->tile_rows = (int32_t)plan.cpu.tile_rows;
         info->tile_keys = (int32_t)plan.cpu.tile_keys;

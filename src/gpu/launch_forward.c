@@ -2,9 +2,9 @@
 /* Chooses a forward kernel for a problem, tells it the problem in device terms, and launches it. */
 #include "gpu/launch_forward.h"
 
+#include "gpu/launch_parts.h"
 #include "gpu/launch_v3.h"
 #include "gpu/memory_ranges.h"
-#include "kernels/forward_params.h"
 #include "kernels/standard_tiles.h"
 #include "kernels/v1_tiles.h"
 #include "kernels/v2_tiles.h"
@@ -19,8 +19,6 @@
  * is twice the keys plus the queries plus a tile.
  */
 #define MAX_ROWS ((int64_t)1 << 29)
-#define MAX_BLOCKS INT32_MAX /* of gridDim.x */
-#define MAX_GRID_YZ 65535    /* of gridDim.y and gridDim.z */
 
 /* ---- what kernels can be asked for ---- */
 
@@ -44,7 +42,7 @@ static fa_status check_kernel(fa_kernel kernel) {
     return FA_OK;
 }
 
-static fa_status check_options(const fa_problem *p, fa_kernel kernel) {
+fa_status fa_gpu_check_options(const fa_problem *p, fa_kernel kernel) {
     const char *name = fa_kernel_name(kernel);
     if (p->isa != FA_ISA_AUTO)
         return fa_fail(FA_UNSUPPORTED, "isa = %s: only the cpu kernel has instruction sets, and kernel is %s",
@@ -65,10 +63,17 @@ static fa_status check_size(const char *name, int64_t size, int64_t limit) {
     return fa_fail(FA_UNSUPPORTED, "%s = %" PRId64 ": on a GPU at most %" PRId64, name, size, limit);
 }
 
+fa_status fa_gpu_check_sizes(const fa_problem *p) {
+    FA_TRY(check_size("batch", p->batch, INT32_MAX - 1));
+    FA_TRY(check_size("heads", p->heads, INT32_MAX));
+    FA_TRY(check_size(p->cu_seqlens_q.data != NULL ? "total_q" : "seqlen_q", p->rows_q, MAX_ROWS));
+    return check_size(p->cu_seqlens_k.data != NULL ? "total_k" : "seqlen_k", p->rows_k, MAX_ROWS);
+}
+
 /* ---- alignment ---- */
 
 /* Every row of the tensor begins at a multiple of 16 bytes; strides of dimensions with one element do not count. */
-static bool rows_begin_aligned(const fa_rows *t, int64_t batch, int64_t rows, int64_t heads) {
+bool fa_gpu_rows_begin_aligned(const fa_rows *t, int64_t batch, int64_t rows, int64_t heads) {
     uint64_t bits = (uint64_t)(uintptr_t)t->data;
     if (batch > 1) bits |= (uint64_t)t->batch_stride;
     if (rows > 1) bits |= (uint64_t)t->row_stride;
@@ -79,14 +84,20 @@ static bool rows_begin_aligned(const fa_rows *t, int64_t batch, int64_t rows, in
 static bool rows_aligned(const fa_problem *p) {
     int64_t element = fa_element_size(p->q.type);
     return p->head_dim * element % 16 == 0 && p->head_dim_v * element % 16 == 0 &&
-           rows_begin_aligned(&p->q, p->batch, p->rows_q, p->heads) &&
-           rows_begin_aligned(&p->k, p->batch, p->rows_k, p->heads_kv) &&
-           rows_begin_aligned(&p->v, p->batch, p->rows_k, p->heads_kv) &&
-           rows_begin_aligned(&p->out, p->batch, p->rows_q, p->heads);
+           fa_gpu_rows_begin_aligned(&p->q, p->batch, p->rows_q, p->heads) &&
+           fa_gpu_rows_begin_aligned(&p->k, p->batch, p->rows_k, p->heads_kv) &&
+           fa_gpu_rows_begin_aligned(&p->v, p->batch, p->rows_k, p->heads_kv) &&
+           fa_gpu_rows_begin_aligned(&p->out, p->batch, p->rows_q, p->heads);
 }
 
 /* A GPU reads and writes elements only at multiples of their size. Strides are multiples of it anyway. */
-static fa_status check_addresses(const fa_problem *p) {
+fa_status fa_gpu_check_address(const char *name, const void *data, int64_t element) {
+    if ((uintptr_t)data % (uintptr_t)element == 0) return FA_OK;
+    return fa_fail(FA_UNSUPPORTED, "%s.data = %p: on a GPU must be a multiple of the element size, %" PRId64, name,
+                   data, element);
+}
+
+fa_status fa_gpu_check_addresses(const fa_problem *p) {
     int64_t element = fa_element_size(p->q.type);
     const struct {
         const char *name;
@@ -106,9 +117,7 @@ static fa_status check_addresses(const fa_problem *p) {
                    {"alibi_slopes", p->alibi_slopes.data, 4},
                    {"sink", p->sink.data, 4}};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        if ((uintptr_t)tensors[i].data % (uintptr_t)tensors[i].element != 0)
-            return fa_fail(FA_UNSUPPORTED, "%s.data = %p: on a GPU must be a multiple of the element size, %" PRId64,
-                           tensors[i].name, tensors[i].data, tensors[i].element);
+        FA_TRY(fa_gpu_check_address(tensors[i].name, tensors[i].data, tensors[i].element));
     return FA_OK;
 }
 
@@ -124,21 +133,27 @@ static fa_status choose_variant(const fa_problem *p, fa_gpu_plan *plan) {
     return fa_machine_runs(plan->machine, plan->variant);
 }
 
+fa_status fa_gpu_count_tiles(const char *what, bool varlen, int64_t batch, int64_t rows, int64_t heads,
+                             int64_t block_rows, int64_t *per_head, int64_t *tiles) {
+    int64_t entries = varlen ? 1 : batch;
+    *per_head =
+        varlen && rows > 0 ? FA_VARLEN_TILES(rows, batch + 1, block_rows) : (rows + block_rows - 1) / block_rows;
+    *tiles = *per_head * heads; /* at most 2^30 * 2^31 */
+    if (*tiles > 0 && entries > FA_GPU_MAX_BLOCKS / *tiles)
+        return fa_fail(FA_UNSUPPORTED,
+                       "%" PRId64 " sequences, %s of %" PRId64 " %s rows, with %" PRId64
+                       " heads: more than 2^31 - 1 %s tiles of %" PRId64 " rows",
+                       batch, varlen ? "together" : "each", rows, what, heads, what, block_rows);
+    *tiles *= entries;
+    return FA_OK;
+}
+
 /* Query tiles over all sequences and heads; also what keeps the sizes computed from it far from 2^63. */
 static fa_status plan_tiles(const fa_problem *p, fa_gpu_plan *plan, int64_t *tiles) {
     bool varlen = p->cu_seqlens_q.data != NULL;
-    int64_t block_m = plan->variant->block_m;
     plan->tile_entries = varlen ? 1 : p->batch;
-    plan->row_blocks = varlen && p->rows_q > 0 ? FA_VARLEN_TILES(p->rows_q, p->batch + 1, block_m)
-                                               : (p->rows_q + block_m - 1) / block_m;
-    *tiles = plan->row_blocks * p->heads; /* at most 2^30 * 2^31 */
-    if (*tiles > 0 && plan->tile_entries > MAX_BLOCKS / *tiles)
-        return fa_fail(FA_UNSUPPORTED,
-                       "%" PRId64 " sequences, %s of %" PRId64 " queries, with %" PRId64
-                       " heads: more than 2^31 - 1 query tiles of %" PRId64 " rows",
-                       p->batch, varlen ? "together" : "each", p->rows_q, p->heads, block_m);
-    *tiles *= plan->tile_entries;
-    return FA_OK;
+    return fa_gpu_count_tiles("query", varlen, p->batch, p->rows_q, p->heads, plan->variant->block_m, &plan->row_blocks,
+                              tiles);
 }
 
 static void plan_v1(const fa_problem *p, fa_gpu_plan *plan) {
@@ -174,7 +189,7 @@ static void plan_standard(const fa_problem *p, fa_gpu_plan *plan) {
 static fa_status check_steps(const fa_gpu_plan *plan) {
     const fa_machine *m = plan->machine;
     for (int32_t i = 0; i < plan->step_count; i++) {
-        if (plan->steps[i].blocks > MAX_BLOCKS)
+        if (plan->steps[i].blocks > FA_GPU_MAX_BLOCKS)
             return fa_fail(FA_UNSUPPORTED, "%s needs %" PRId64 " blocks of threads: a launch has at most 2^31 - 1",
                            fa_variant_name(plan->variant), plan->steps[i].blocks);
         if (plan->steps[i].shared_bytes > m->shared_bytes)
@@ -217,21 +232,18 @@ fa_status fa_gpu_forward_plan(const fa_problem *p, fa_gpu_plan *plan) {
     *plan = (fa_gpu_plan){.kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_V2 : p->kernel};
     FA_TRY(check_kernel(plan->kernel));
     FA_TRY(fa_machine_open((fa_device){p->device_type, p->device_id}, &plan->machine));
-    FA_TRY(check_options(p, plan->kernel));
+    FA_TRY(fa_gpu_check_options(p, plan->kernel));
     FA_TRY(choose_kernel(p, plan));
-    FA_TRY(check_size("batch", p->batch, INT32_MAX - 1));
-    FA_TRY(check_size("heads", p->heads, INT32_MAX));
-    FA_TRY(check_size(p->cu_seqlens_q.data != NULL ? "total_q" : "seqlen_q", p->rows_q, MAX_ROWS));
-    FA_TRY(check_size(p->cu_seqlens_k.data != NULL ? "total_k" : "seqlen_k", p->rows_k, MAX_ROWS));
+    FA_TRY(fa_gpu_check_sizes(p));
     plan->rows_aligned = rows_aligned(p);
     FA_TRY(choose_variant(p, plan));
     FA_TRY(plan_steps(p, plan));
-    return plan->step_count == 0 ? FA_OK : check_addresses(p);
+    return plan->step_count == 0 ? FA_OK : fa_gpu_check_addresses(p);
 }
 
 /* ---- the launch ---- */
 
-static fa_device_rows device_rows(const fa_rows *t) {
+fa_device_rows fa_gpu_device_rows(const fa_rows *t) {
     return (fa_device_rows){t->data, t->batch_stride, t->row_stride, t->head_stride};
 }
 
@@ -248,12 +260,12 @@ static int32_t device_window(int64_t bound) { return bound > INT32_MAX ? INT32_M
 
 static int32_t device_length(int64_t length) { return length > INT32_MAX ? INT32_MAX : (int32_t)length; }
 
-static fa_forward_params params_of(const fa_problem *p, const fa_gpu_plan *plan) {
+fa_forward_params fa_gpu_forward_params(const fa_problem *p, int64_t row_blocks, bool rows_aligned) {
     return (fa_forward_params){
-        .q = device_rows(&p->q),
-        .k = device_rows(&p->k),
-        .v = device_rows(&p->v),
-        .out = device_rows(&p->out),
+        .q = fa_gpu_device_rows(&p->q),
+        .k = fa_gpu_device_rows(&p->k),
+        .v = fa_gpu_device_rows(&p->v),
+        .out = fa_gpu_device_rows(&p->out),
         .lse = p->lse.data,
         .lse_batch_stride = p->lse.batch_stride,
         .lse_head_stride = p->lse.head_stride,
@@ -268,9 +280,9 @@ static fa_forward_params params_of(const fa_problem *p, const fa_gpu_plan *plan)
         .rows_k = (int32_t)p->rows_k,
         .max_seqlen_q = device_length(p->max_seqlen_q),
         .max_seqlen_k = device_length(p->max_seqlen_k),
-        .row_blocks = (int32_t)plan->row_blocks,
+        .row_blocks = (int32_t)row_blocks,
         .out_float32 = p->out.type == FA_ELEMENT_FLOAT32,
-        .rows_aligned = plan->rows_aligned,
+        .rows_aligned = rows_aligned,
         .cu_seqlens_q = device_table(&p->cu_seqlens_q),
         .cu_seqlens_k = device_table(&p->cu_seqlens_k),
         .seqused_q = device_table(&p->seqused_q),
@@ -293,7 +305,7 @@ static fa_forward_params params_of(const fa_problem *p, const fa_gpu_plan *plan)
 /* The steps of a plan, one after another in the order of the stream. */
 static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void *workspace) {
     fa_memory_range memory[FA_MEMORY_RANGES_MAX];
-    fa_forward_params forward = params_of(p, plan);
+    fa_forward_params forward = fa_gpu_forward_params(p, plan->row_blocks, plan->rows_aligned);
     fa_v1_params v1 = {forward, workspace};
     fa_standard_params standard = {forward, workspace, (int32_t)plan->key_blocks, 0};
     fa_v3_params v3;
@@ -325,7 +337,8 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
         standard.step = step;
         launch.grid[0] = (uint32_t)plan->steps[step].blocks;
         /* v2 takes its tile from a grid of three dimensions without a division, if y and z can hold heads and sequences. */
-        if (plan->kernel == FA_KERNEL_V2 && forward.heads <= MAX_GRID_YZ && plan->tile_entries <= MAX_GRID_YZ) {
+        if (plan->kernel == FA_KERNEL_V2 && forward.heads <= FA_GPU_MAX_GRID_YZ &&
+            plan->tile_entries <= FA_GPU_MAX_GRID_YZ) {
             launch.grid[0] = (uint32_t)forward.row_blocks;
             launch.grid[1] = (uint32_t)forward.heads;
             launch.grid[2] = (uint32_t)plan->tile_entries;

@@ -51,13 +51,22 @@ static const char *output_obstacle(const fa_problem *p, char text[FA_V3_OBSTACLE
     return rows_obstacle("out", t, p->rows_q, p->heads, p->batch, p->cu_seqlens_q.data != NULL, text);
 }
 
-const char *fa_v3_obstacle(const fa_problem *p, char text[FA_V3_OBSTACLE_TEXT]) {
-    const char *obstacle = rows_obstacle("q", &p->q, p->rows_q, p->heads, p->batch, p->cu_seqlens_q.data != NULL, text);
-    bool varlen_k = p->cu_seqlens_k.data != NULL;
+bool fa_v3_reads(const fa_problem *p, const fa_rows *t) {
+    char text[FA_V3_OBSTACLE_TEXT];
+    return rows_obstacle("", t, p->rows_q, p->heads, p->batch, p->cu_seqlens_q.data != NULL, text) == NULL;
+}
+
+const char *fa_v3_input_obstacle(const fa_problem *p, char text[FA_V3_OBSTACLE_TEXT]) {
+    bool varlen_q = p->cu_seqlens_q.data != NULL, varlen_k = p->cu_seqlens_k.data != NULL;
+    const char *obstacle = rows_obstacle("q", &p->q, p->rows_q, p->heads, p->batch, varlen_q, text);
     if (obstacle == NULL) obstacle = rows_obstacle("k", &p->k, p->rows_k, p->heads_kv, p->batch, varlen_k, text);
     if (obstacle == NULL) obstacle = rows_obstacle("v", &p->v, p->rows_k, p->heads_kv, p->batch, varlen_k, text);
-    if (obstacle == NULL) obstacle = output_obstacle(p, text);
     return obstacle;
+}
+
+const char *fa_v3_obstacle(const fa_problem *p, char text[FA_V3_OBSTACLE_TEXT]) {
+    const char *obstacle = fa_v3_input_obstacle(p, text);
+    return obstacle == NULL ? output_obstacle(p, text) : obstacle;
 }
 
 /* ---- the order of work ---- */
@@ -88,16 +97,16 @@ void fa_v3_plan(const fa_problem *p, int64_t tiles, fa_gpu_plan *plan) {
 
 /* ---- parameters ---- */
 
-static fa_status encode(const fa_machine *m, const fa_rows *t, int64_t columns, int64_t rows, int64_t heads,
-                        int64_t batch, int32_t box_rows, fa_tensor_map *map) {
+fa_status fa_v3_encode(const fa_machine *m, const fa_rows *t, int64_t columns, int64_t rows, int64_t heads,
+                       int64_t batch, int32_t page, int32_t box_rows, fa_tensor_map *map) {
     const int64_t extents[3] = {rows, heads, batch}, strides[3] = {t->row_stride, t->head_stride, t->batch_stride};
     fa_tensor_map_layout layout = {.type =
                                        t->type == FA_ELEMENT_BFLOAT16 ? FA_TENSOR_MAP_BFLOAT16 : FA_TENSOR_MAP_FLOAT16,
-                                   .swizzle = FA_TENSOR_MAP_SWIZZLE_128B,
+                                   .swizzle = page == 64 ? FA_TENSOR_MAP_SWIZZLE_128B : FA_TENSOR_MAP_SWIZZLE_64B,
                                    .rank = 4,
                                    .data = t->data,
                                    .extents = {(uint64_t)columns},
-                                   .box = {V3_PAGE, (uint32_t)box_rows, 1, 1}};
+                                   .box = {(uint32_t)page, (uint32_t)box_rows, 1, 1}};
     for (int i = 0; i < 3; i++) {
         layout.extents[i + 1] = (uint64_t)extents[i];
         layout.strides[i] = extents[i] > 1 ? (uint64_t)strides[i] : 16;
@@ -120,10 +129,10 @@ fa_status fa_v3_params_init(fa_v3_params *params, const fa_problem *p, const fa_
     /* A kernel of 96 columns writes only a part of the last 64 in shared memory, which TMA would read. */
     params->store_by_tma = p->out.type == p->q.type && p->cu_seqlens_q.data == NULL && v->head_dim_v % V3_PAGE == 0;
     params->next_tile = workspace;
-    FA_TRY(encode(m, &p->q, p->head_dim, p->rows_q, p->heads, batch_q, v->block_m, &params->q));
+    FA_TRY(fa_v3_encode(m, &p->q, p->head_dim, p->rows_q, p->heads, batch_q, V3_PAGE, v->block_m, &params->q));
     if (params->store_by_tma) /* by each consumer warpgroup, its own rows */
-        FA_TRY(encode(m, &p->out, p->head_dim_v, p->rows_q, p->heads, batch_q, 64, &params->out));
+        FA_TRY(fa_v3_encode(m, &p->out, p->head_dim_v, p->rows_q, p->heads, batch_q, V3_PAGE, 64, &params->out));
     if (p->rows_k == 0) return FA_OK; /* no tile of K or V is ever loaded */
-    FA_TRY(encode(m, &p->k, p->head_dim, p->rows_k, p->heads_kv, batch_k, v->block_n, &params->k));
-    return encode(m, &p->v, p->head_dim_v, p->rows_k, p->heads_kv, batch_k, v->block_n, &params->v);
+    FA_TRY(fa_v3_encode(m, &p->k, p->head_dim, p->rows_k, p->heads_kv, batch_k, V3_PAGE, v->block_n, &params->k));
+    return fa_v3_encode(m, &p->v, p->head_dim_v, p->rows_k, p->heads_kv, batch_k, V3_PAGE, v->block_n, &params->v);
 }

@@ -60,3 +60,20 @@ size_t fa_memory_ranges(const fa_problem *p, fa_memory_range ranges[FA_MEMORY_RA
     add_table(&list, &p->sink, p->heads, 1);
     return list.count;
 }
+
+size_t fa_gradient_memory_ranges(const fa_gradients *g, fa_memory_range ranges[FA_GRADIENT_MEMORY_RANGES_MAX]) {
+    const fa_problem *p = &g->problem;
+    range_list list = {ranges, fa_memory_ranges(p, ranges)};
+    for (size_t i = 0; i < list.count; i++) ranges[i].writable = false; /* out and lse are inputs */
+    add_rows(&list, &g->dout, p->batch, p->rows_q, p->heads, p->head_dim_v, false);
+    add_rows(&list, &g->dq, p->batch, p->rows_q, p->heads, p->head_dim, true);
+    add_rows(&list, &g->dk, p->batch, p->rows_k, p->heads_kv, p->head_dim, true);
+    add_rows(&list, &g->dv, p->batch, p->rows_k, p->heads_kv, p->head_dim_v, true);
+    add(&list, g->dbias.data, 4, g->dbias_shape,
+        (int64_t[]){g->dbias.batch_stride, g->dbias.head_stride, g->dbias.row_stride, g->dbias.key_stride},
+        fa_element_size(g->dbias.type), true);
+    add(&list, g->dsink.data, 1, &p->heads, g->dsink.stride, fa_element_size(g->dsink.type), true);
+    add(&list, g->dalibi_slopes.data, 2, (int64_t[]){g->dalibi_per_batch ? p->batch : 1, p->heads},
+        g->dalibi_slopes.stride, fa_element_size(g->dalibi_slopes.type), true);
+    return list.count;
+}

@@ -37,15 +37,57 @@ DEVICE float tanh_float32(float x) {
     return a < 0.25f ? small : copysignf(large, x);
 }
 
-/* Raw q.k becomes the score in natural units: scaled, capped, biased, -inf where the boolean mask hides the key. Only keys that the row sees by
- * position are looked up, so bias and mask need hold no others. */
+/* What bias, boolean mask and slope say about the queries and keys of one head: addresses of its first pair. */
+typedef struct head_scores {
+    const char *bias, *mask; /* NULL: none */
+    float slope;
+} head_scores;
+
+DEVICE head_scores head_scores_of(const fa_forward_params *p, int entry, int head) {
+    head_scores h;
+    h.bias = p->bias.data ? p->bias.data + entry * p->bias.batch_stride + head * p->bias.head_stride : p->bias.data;
+    h.mask = p->mask.data ? p->mask.data + entry * p->mask.batch_stride + head * p->mask.head_stride : p->mask.data;
+    h.slope = p->alibi_slopes.data ? device_table_float(&p->alibi_slopes, entry, head) : 0.0f;
+    return h;
+}
+
+/* Scaled, and capped: then *tanh_of is the tanh, else 0. */
+DEVICE float scale_and_cap(float product, const fa_forward_params *p, float *tanh_of) {
+    float x = product * p->softmax_scale;
+    *tanh_of = 0.0f;
+    if (p->softcap > 0.0f) {
+        *tanh_of = tanh_float32(x / p->softcap);
+        x = p->softcap * *tanh_of;
+    }
+    return x;
+}
+
+/* The distance that ALiBi's slope multiplies. */
+DEVICE float alibi_distance(const fa_visibility *visibility, int row, int key) {
+    return fabsf((float)(row + visibility->key_end - visibility->seqlen_q - key));
+}
+
+/*
+ * The score, from a capped one: biased, -inf where bias or boolean mask hides the key. Only for keys that the row sees by position, so that
+ * bias and mask need hold no others.
+ */
+DEVICE float bias_and_mask(float x, const fa_forward_params *p, const head_scores *h, const fa_visibility *visibility,
+                           int row, int key) {
+    if (h->bias) {
+        float bias = load_element(h->bias + row * p->bias.row_stride + key * p->bias.key_stride, p->bias_type);
+        x = bias == -INFINITY ? bias : x + bias; /* -inf hides a key of NaN as well */
+    }
+    if (p->alibi_slopes.data) x -= h->slope * alibi_distance(visibility, row, key);
+    if (h->mask && global_load_u8(h->mask + row * p->mask.row_stride + key * p->mask.key_stride) == 0) x = -INFINITY;
+    return x;
+}
+
+/* Raw q.k becomes the score in natural units: scaled, capped, biased, -inf where a key is hidden. */
 DEVICE void modify_scores(float *s, int count, const fa_forward_params *p, const device_sequence *sequence, int head,
                           int row, int key) {
     const fa_visibility *visibility = &sequence->visibility;
     int column = key + (int)(lane_index() % 4) * 2;
-    float slope = p->alibi_slopes.data ? device_table_float(&p->alibi_slopes, sequence->entry, head) : 0.0f;
-    int64_t bias_base = sequence->entry * p->bias.batch_stride + head * p->bias.head_stride;
-    int64_t mask_base = sequence->entry * p->mask.batch_stride + head * p->mask.head_stride;
+    head_scores scores = head_scores_of(p, sequence->entry, head);
     UNROLL
     for (int r = 0; r < 2; r++) {
         int i = row + 8 * r;
@@ -55,23 +97,9 @@ DEVICE void modify_scores(float *s, int count, const fa_forward_params *p, const
             UNROLL
             for (int e = 0; e < 2; e++) {
                 int j = column + 8 * t + e;
-                float x = s[4 * t + 2 * r + e] * p->softmax_scale;
-                if (p->softcap > 0.0f) x = p->softcap * tanh_float32(x / p->softcap);
-                if (j >= keys.begin && j < keys.end) {
-                    if (p->bias.data) {
-                        float bias = load_element(
-                            p->bias.data + bias_base + i * p->bias.row_stride + j * p->bias.key_stride, p->bias_type);
-                        x = bias == -INFINITY ? bias : x + bias; /* -inf hides a key of NaN as well */
-                    }
-                    int distance = i + visibility->key_end - visibility->seqlen_q - j;
-                    if (p->alibi_slopes.data) x -= slope * fabsf((float)distance);
-                    if (p->mask.data &&
-                        global_load_u8(p->mask.data + mask_base + i * p->mask.row_stride + j * p->mask.key_stride) == 0)
-                        x = -INFINITY;
-                } else {
-                    x = -INFINITY;
-                }
-                s[4 * t + 2 * r + e] = x;
+                float tanh_of, x = scale_and_cap(s[4 * t + 2 * r + e], p, &tanh_of);
+                s[4 * t + 2 * r + e] =
+                    j >= keys.begin && j < keys.end ? bias_and_mask(x, p, &scores, visibility, i, j) : -INFINITY;
             }
         }
     }

@@ -62,27 +62,30 @@ DEVICE device_sequence sequence_load(const fa_forward_params *p, int entry) {
 }
 
 /*
- * The sequence that a query tile belongs to. Dense: that of batch entry `entry`, where tiles count from 0. Variable
- * length: tiles count through the whole batch, since only the device knows how long each sequence is; *tile becomes the
- * number within its sequence. Sequence n begins with tile cu_seqlens_q[n] / block_m + n, which leaves room for all its
- * rows and wastes at most one tile.
+ * The sequence that tile number `tile` of a variable-length batch belongs to: tiles count through the whole batch, since only
+ * the device knows how long each sequence is; *tile becomes the number within its sequence. Sequence n begins with tile
+ * cu_seqlens[n] / block_rows + n, which leaves room for all its rows and wastes at most one tile.
  */
-DEVICE device_sequence tile_sequence(const fa_forward_params *p, int entry, uint32_t *tile, int block_m) {
-    if (p->cu_seqlens_q.data) {
-        int low = 0, high = p->entries - 1, first = 0;
-        while (low <= high) { /* the last sequence that begins at this tile or before */
-            int middle = (low + high) / 2;
-            int begin = clamp_length(device_length(&p->cu_seqlens_q, middle), p->rows_q) / block_m + middle;
-            if (begin <= (int)*tile) {
-                entry = middle;
-                first = begin;
-                low = middle + 1;
-            } else {
-                high = middle - 1;
-            }
+DEVICE int sequence_of_tile(const fa_device_table *cu_seqlens, int entries, int rows, int block_rows, uint32_t *tile) {
+    int low = 0, high = entries - 1, first = 0, entry = 0;
+    while (low <= high) { /* the last sequence that begins at this tile or before */
+        int middle = (low + high) / 2;
+        int begin = clamp_length(device_length(cu_seqlens, middle), rows) / block_rows + middle;
+        if (begin <= (int)*tile) {
+            entry = middle;
+            first = begin;
+            low = middle + 1;
+        } else {
+            high = middle - 1;
         }
-        *tile -= (uint32_t)first;
     }
+    *tile -= (uint32_t)first;
+    return entry;
+}
+
+/* The sequence that a query tile belongs to. Dense: that of batch entry `entry`, where tiles count from 0. */
+DEVICE device_sequence tile_sequence(const fa_forward_params *p, int entry, uint32_t *tile, int block_m) {
+    if (p->cu_seqlens_q.data) entry = sequence_of_tile(&p->cu_seqlens_q, p->entries, p->rows_q, block_m, tile);
     return sequence_load(p, entry);
 }
 

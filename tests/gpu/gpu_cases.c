@@ -43,11 +43,10 @@ static void fit_to_tma(attention_case *c) {
     c->layout_out = tma_layout(c->layout_out, c->head_dim_v);
 }
 
-attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kernel) {
-    attention_case c = random_case(name, index);
-    rng random = rng_named(name, ~index), *r = &random;
-    layout *layouts[] = {&c.layout_q,   &c.layout_k,      &c.layout_v,     &c.layout_out,
-                         &c.layout_lse, &c.layout_scores, &c.layout_tables};
+static attention_case fit_to_gpu(attention_case c, fa_kernel kernel) {
+    rng random = rng_named(c.name, ~c.index), *r = &random;
+    layout *layouts[] = {&c.layout_q,      &c.layout_k,      &c.layout_v,    &c.layout_out,      &c.layout_lse,
+                         &c.layout_scores, &c.layout_tables, &c.layout_dout, &c.layout_gradients};
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) *layouts[i] = gpu_layout(*layouts[i], r);
     if (c.type == FA_ELEMENT_FLOAT32) c.type = rng_chance(r, 0.5) ? FA_ELEMENT_FLOAT16 : FA_ELEMENT_BFLOAT16;
     gpu_inputs(&c);
@@ -57,6 +56,18 @@ attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kerne
     if (c.bias.given || c.mask.given) c.state_maximum = true;
     if (kernel == FA_KERNEL_V3) fit_to_tma(&c);
     return c;
+}
+
+attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kernel) {
+    return fit_to_gpu(random_case(name, index), kernel);
+}
+
+attention_case gpu_random_backward_case(const char *name, uint64_t index, fa_kernel kernel) {
+    attention_case c = random_backward_case(name, index);
+    /* GPU kernels sum dq and dk before they multiply by the scale, and the sum must fit float32: no keys so large that a tiny scale gives
+     * them weight. */
+    if (c.set_scale && fabsf(c.softmax_scale) < 1e-20f) c.inputs = INPUT_NORMAL;
+    return fit_to_gpu(c, kernel);
 }
 
 attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_dim) {
@@ -75,20 +86,28 @@ attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_di
 const fa_kernel gpu_kernels[GPU_KERNELS] = {FA_KERNEL_STANDARD, FA_KERNEL_V1, FA_KERNEL_V2, FA_KERNEL_V3};
 
 static char machine[64]; /* "": GPU 0 */
-_Thread_local bool gpu_forward_on_cuda;
+_Thread_local bool gpu_calls_on_cuda;
 
 void gpu_use_machine(const char *specification) {
     (void)snprintf(machine, sizeof machine, "%s", specification != NULL ? specification : "");
 }
 
-static const char *gpu_name(void) { return machine[0] == '\0' ? "GPU 0" : machine; }
+const char *gpu_name(void) { return machine[0] == '\0' ? "GPU 0" : machine; }
+
+void gpu_calls_begin(void) {
+    gpu_calls_on_cuda = machine[0] == '\0';
+    if (!gpu_calls_on_cuda) assert_int_equal(setenv("FLASHATTN_MACHINE", machine, 1), 0);
+}
+
+void gpu_calls_end(void) {
+    if (!gpu_calls_on_cuda) assert_int_equal(unsetenv("FLASHATTN_MACHINE"), 0);
+    gpu_calls_on_cuda = false;
+}
 
 static outputs run_on_gpu(attention_call *a, fa_kernel kernel) {
-    gpu_forward_on_cuda = machine[0] == '\0';
-    if (!gpu_forward_on_cuda) assert_int_equal(setenv("FLASHATTN_MACHINE", machine, 1), 0);
+    gpu_calls_begin();
     outputs o = run_call(a, (contender){kernel, FA_ISA_AUTO});
-    if (!gpu_forward_on_cuda) assert_int_equal(unsetenv("FLASHATTN_MACHINE"), 0);
-    gpu_forward_on_cuda = false;
+    gpu_calls_end();
     return o;
 }
 

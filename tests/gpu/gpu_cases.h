@@ -11,6 +11,9 @@
 /* Case number `index` of this run's seed, of what the GPU kernel takes: over all its features and layouts at once. */
 attention_case gpu_random_case(const char *name, uint64_t index, fa_kernel kernel);
 
+/* The same of what its backward takes. */
+attention_case gpu_random_backward_case(const char *name, uint64_t index, fa_kernel kernel);
+
 /* float16 or bfloat16, one sequence, two heads on one, more than one tile of queries and keys. */
 attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_dim);
 
@@ -20,11 +23,16 @@ extern const fa_kernel gpu_kernels[GPU_KERNELS];
 
 /*
  * Where the functions below run GPU kernels from now on: an emulated machine as FLASHATTN_MACHINE names it, or with
- * NULL, as at first, GPU 0 by way of cuda_forward.c. Reference and yardstick stay on the CPU.
+ * NULL, as at first, GPU 0 by way of cuda_calls.c. Reference and yardstick stay on the CPU.
  */
 void gpu_use_machine(const char *specification);
-/* In this thread, fa_forward is being called for GPU 0. */
-extern _Thread_local bool gpu_forward_on_cuda;
+/* Its name, for messages. */
+const char *gpu_name(void);
+/* Calls of the library in between run there. */
+void gpu_calls_begin(void);
+void gpu_calls_end(void);
+/* In this thread, fa_forward and fa_backward are being called for GPU 0. */
+extern _Thread_local bool gpu_calls_on_cuda;
 
 /*
  * Runs the case and fails the test unless it keeps the rule of judge.h, measured by the standard kernel in the

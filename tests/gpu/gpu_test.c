@@ -6,7 +6,7 @@
 #include "device.h"
 #include "flashattn.h"
 #include "gpu/machine.h"
-#include "gpu_cases.h"
+#include "gpu_backward_cases.h"
 #include "kernels/test_params.h"
 #include "large_case.h"
 #include "support/testing.h"
@@ -186,6 +186,70 @@ static void threads_share_the_gpu(void **test) {
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
 }
 
+/* ---- gradients ---- */
+
+static void gradients_of_every_width_and_dtype(void **test) {
+    (void)test;
+    static const int64_t widths[] = {8, 40, 64, 80, 96, 128, 160, 192, 224, 256};
+    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+        for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
+            for (int t = 0; t < 2; t++)
+                for (int causal = FA_CAUSAL_NONE; causal <= FA_CAUSAL_TOP_LEFT; causal++) {
+                    attention_case c = gpu_plain_case("backward widths", types[t], widths[w]);
+                    c.causal = (fa_causal)causal;
+                    gpu_judge_backward_case(&c, gpu_backward_kernels[k]);
+                }
+}
+
+static void random_gradients_keep_the_error_budget(void **test) {
+    (void)test;
+    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 500);
+    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+        for (int64_t i = first; i < first + cases; i++) {
+            attention_case c = gpu_random_backward_case("gpu backward sweep", (uint64_t)i, gpu_backward_kernels[k]);
+            gpu_judge_backward_case(&c, gpu_backward_kernels[k]);
+        }
+}
+
+/* Many blocks per query tile, and more of them than the GPU has multiprocessors, for each way in which their turns can lie. */
+static void deterministic_gradients_are_the_same_bits_each_time(void **test) {
+    (void)test;
+    static const int64_t widths[] = {64, 96, 128, 192, 256};
+    int runs = (int)setting("FLASHATTN_TEST_RUNS", 30);
+    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+        for (uint64_t i = 0; i < 20; i++) {
+            attention_case c = gpu_plain_case("backward repeat", types[i % 2], widths[i % 5]);
+            c.index = i;
+            c.seqlen_q = 3000;
+            c.seqlen_k = i % 3 == 0 ? 4000 : 3000;
+            c.heads = 8;
+            c.heads_kv = i % 4 == 0 ? 8 : 2;
+            c.causal = (fa_causal)(i % 3);
+            c.window = i >= 12;
+            c.window_left = i < 16 ? 500 : FA_WINDOW_OPEN;
+            c.window_right = i % 2 == 0 ? 50 : FA_WINDOW_OPEN;
+            c.varlen_q = c.varlen_k = i % 5 == 4;
+            c.batch = i % 5 == 4 ? 4 : 1;
+            c.softcap = i % 7 == 6 ? 15 : 0;
+            gpu_assert_backward_repeatable(&c, gpu_backward_kernels[k], runs, NULL);
+        }
+}
+
+/* More than one tile of everything, and long sums. */
+static void gradients_of_longer_sequences(void **test) {
+    (void)test;
+    if (setting("FLASHATTN_TEST_LARGE", 1) == 0) skip();
+    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+        for (uint64_t i = 0; i < 6; i++) {
+            attention_case c = gpu_plain_case("backward long", types[i % 2], i < 3 ? 64 : 128);
+            c.index = i;
+            c.seqlen_q = 1000;
+            c.seqlen_k = 1500;
+            c.causal = (fa_causal)(i % 3);
+            gpu_judge_backward_case(&c, gpu_backward_kernels[k]);
+        }
+}
+
 /* ---- large ---- */
 
 static void large_calls(void **test) {
@@ -218,6 +282,10 @@ int main(void) {
                                        cmocka_unit_test(answers_are_the_same_bits_each_time),
                                        cmocka_unit_test(the_emulator_agrees),
                                        cmocka_unit_test(threads_share_the_gpu),
+                                       cmocka_unit_test(gradients_of_every_width_and_dtype),
+                                       cmocka_unit_test(random_gradients_keep_the_error_budget),
+                                       cmocka_unit_test(deterministic_gradients_are_the_same_bits_each_time),
+                                       cmocka_unit_test(gradients_of_longer_sequences),
                                        cmocka_unit_test(large_calls)};
     if (!device_open()) return 77;
     return cmocka_run_group_tests(tests, print_seed, NULL);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Before the main backward kernel: of each query what it needs besides q, in the tiles of backward_params.h. One block per
+ * query tile; a warp has whole rows.
+ *
+ * Compiled once per dtype; whatever the head dim. D is summed in float32: each lane its columns in pairs, then a tree over
+ * the lanes, always in the same order.
+ */
+#define THREADS (WARPS * 32)
+#define ROWS 4 /* that a warp works on at a time */
+
+#include "backward_tiles.h"
+#include "pairs.h"
+#include "score.h"
+
+/* Whether bias and boolean mask leave the row a key; warp. */
+DEVICE int sees_key(const fa_forward_params *p, const query_tile *t, int row, fa_key_range keys) {
+    if (keys.begin >= keys.end) return 0;
+    if (!p->bias.data && !p->mask.data) return 1;
+    head_scores scores = head_scores_of(p, t->sequence.entry, t->head);
+    scores.slope = 0.0f; /* may be infinite, but hides nothing */
+    for (int key = keys.begin; key < keys.end; key += 32) {
+        int j = key + (int)lane_index();
+        int visible = j < keys.end && bias_and_mask(0.0f, p, &scores, &t->sequence.visibility, row, j) != -INFINITY;
+        if (vote_any(visible)) return 1;
+    }
+    return 0;
+}
+
+/* Whether one of the row's elements is NaN or infinity; warp. */
+DEVICE int row_not_finite(const char *row, int columns, int is_float32) {
+    int bad = 0;
+    for (int c = 2 * (int)lane_index(); c < columns; c += 64) {
+        f32x2 x = load_pair(row, c, columns, is_float32);
+        bad |= !(fabsf(x.x) < INFINITY) || !(fabsf(x.y) < INFINITY);
+    }
+    return vote_any(bad);
+}
+
+/* dout in q's dtype, up to the next multiple of 8 columns; 0 in rows that take no part. */
+DEVICE void copy_dout(char *copy, const char *given, int columns, int is_float32, int part) {
+    for (int c = 2 * (int)lane_index(); c < (columns + 7) / 8 * 8; c += 64) {
+        f32x2 x;
+        x.x = x.y = 0.0f;
+        if (part && c < columns) x = load_pair(given, c, columns, is_float32);
+        global_store_u32(copy + 2 * c, pack_16bit(x.x, x.y));
+    }
+}
+
+/* What a row of the tile is to the others. */
+typedef struct query_row {
+    int row;       /* in its sequence */
+    int in_memory; /* of this sequence or the next */
+    float lse;     /* -inf: it takes no part */
+    const char *dout, *out;
+} query_row;
+
+DEVICE query_row query_row_of(const fa_backward_params *params, const query_tile *t, int row) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence *s = &t->sequence;
+    query_row x;
+    x.row = row;
+    x.in_memory = row < p->rows_q - (int)s->q_begin;
+    x.dout = row_address(&params->dout_given, s, s->q_begin + row, t->head);
+    x.out = row_address(&p->out, s, s->q_begin + row, t->head);
+    x.lse = -INFINITY;
+    if (row < s->visibility.seqlen_q)
+        x.lse = global_load_f32(p->lse + s->entry * p->lse_batch_stride + t->head * p->lse_head_stride +
+                                (s->q_begin + row) * p->lse_row_stride);
+    return x;
+}
+
+KERNEL(KERNEL_NAME, THREADS, 2, fa_backward_params, params) {
+    const fa_forward_params *p = &params->forward;
+    const query_tile t = query_tile_of(params, block_index_x());
+    const device_sequence *s = &t.sequence;
+    const int lane = (int)lane_index(), columns = p->head_dim_v;
+    const float sink = p->sink.data ? device_table_float(&p->sink, t.head, 0) : -INFINITY;
+    const uint32_t idle = shared_base(), dirty = idle + 4; /* counters of rows */
+    if (thread_index() < 2) shared_store_u32(idle + 4 * thread_index(), 0);
+    block_sync();
+
+    for (int first = (int)warp_index() * ROWS; first < params->block_m; first += WARPS * ROWS) {
+        query_row rows[ROWS];
+        float delta[ROWS];
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            rows[r] = query_row_of(params, &t, t.row + first + r);
+            delta[r] = 0.0f;
+        }
+        UNROLL
+        for (int r = 0; r < ROWS; r++)
+            if (rows[r].lse != -INFINITY && !sees_key(p, &t, rows[r].row, fa_visible_keys(&s->visibility, rows[r].row)))
+                rows[r].lse = -INFINITY;
+        for (int c = 2 * lane; c < columns; c += 64) { /* loads of all rows first: they take their time */
+            f32x2 x[ROWS], y[ROWS];
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                if (rows[r].lse == -INFINITY) continue;
+                x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
+                y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
+            }
+            UNROLL
+            for (int r = 0; r < ROWS; r++)
+                if (rows[r].lse != -INFINITY) delta[r] = fmaf(x[r].y, y[r].y, fmaf(x[r].x, y[r].x, delta[r]));
+        }
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            const int row = rows[r].row, part = rows[r].lse != -INFINITY;
+            const char *dout = rows[r].dout;
+            if (!part && rows[r].in_memory) {
+                const char *q = row_address(&p->q, s, s->q_begin + row, t.head);
+                int bad = row_not_finite(q, p->head_dim, 0) || row_not_finite(dout, columns, params->dout_float32);
+                if (lane == 0 && row < s->visibility.seqlen_q) (void)shared_atomic_add_u32(idle, 1);
+                if (lane == 0 && bad) (void)shared_atomic_add_u32(dirty, 1);
+            }
+            if (params->dout_copied && row < s->q_rows)
+                copy_dout(row_address(&params->dout, s, s->q_begin + row, t.head), dout, columns, params->dout_float32,
+                          part);
+            delta[r] = warp_sum(delta[r]);
+            if (lane == 0) {
+                const int64_t slot = (int64_t)block_index_x() * params->block_m + first + r;
+                global_store_f32(params->lse_log2 + slot, part ? rows[r].lse * LOG2_E : INFINITY);
+                global_store_f32(params->delta + slot, delta[r]);
+                if (params->row_sum)
+                    global_store_f32(params->row_sum + slot,
+                                     part ? -exp2_approx((sink - rows[r].lse) * LOG2_E) * delta[r] : 0.0f);
+            }
+        }
+    }
+    block_sync();
+    if (thread_index() == 0)
+        global_store_i32(params->idle_rows + block_index_x(), (shared_load_u32(idle) ? FA_IDLE_ROWS : 0) |
+                                                                  (shared_load_u32(dirty) ? FA_IDLE_ROWS_DIRTY : 0));
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the backward kernels' tiles and their workspace lie: see backward_params.h. */
+#ifndef FA_KERNELS_BACKWARD_TILES_H
+#define FA_KERNELS_BACKWARD_TILES_H
+
+#include "backward_params.h"
+#include "sequence.h"
+
+/* Number of the first query tile of a sequence and head. */
+DEVICE int first_query_tile(const fa_backward_params *p, const device_sequence *s, int head) {
+    if (p->forward.cu_seqlens_q.data) return head * p->forward.row_blocks + (int)s->q_begin / p->block_m + s->entry;
+    return (s->entry * p->forward.heads + head) * p->forward.row_blocks;
+}
+
+/* A query tile by its number: those of neighbouring numbers belong to one head. */
+typedef struct query_tile {
+    device_sequence sequence;
+    int head;
+    int row; /* first query; may lie behind the sequence */
+} query_tile;
+
+DEVICE query_tile query_tile_of(const fa_backward_params *params, uint32_t number) {
+    const fa_forward_params *p = &params->forward;
+    query_tile t;
+    uint32_t pair = number / (uint32_t)p->row_blocks, tile = number - pair * (uint32_t)p->row_blocks;
+    uint32_t entry = p->cu_seqlens_q.data ? 0 : pair / (uint32_t)p->heads;
+    t.head = (int)(pair - entry * (uint32_t)p->heads);
+    t.sequence = tile_sequence(p, (int)entry, &tile, params->block_m);
+    t.row = (int)tile * params->block_m;
+    return t;
+}
+
+/* A key tile of the grid (key tiles, key/value heads, batch entries), or all of them folded into x. Unlike query tiles, they cover unused keys
+ * and those behind the last sequence too, since every row of dk and dv is written. */
+typedef struct key_tile {
+    device_sequence sequence;
+    int head_kv;
+    int number; /* within the sequence */
+    int rows;   /* keys of the sequence, used or not */
+} key_tile;
+
+DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
+    const fa_forward_params *p = &params->forward;
+    key_tile t;
+    uint32_t tile = block_index_x(), head = block_index_y(), entry = block_index_z();
+    if (grid_blocks_y() == 1 && grid_blocks_z() == 1) {
+        uint32_t pair = tile / (uint32_t)params->key_blocks, heads = (uint32_t)(p->heads / p->group);
+        tile -= pair * (uint32_t)params->key_blocks;
+        entry = pair / heads;
+        head = pair - entry * heads;
+    }
+    t.head_kv = (int)head;
+    int begin = 0, end = p->rows_k;
+    if (p->cu_seqlens_k.data) {
+        entry = (uint32_t)sequence_of_tile(&p->cu_seqlens_k, p->batch + 1, p->rows_k, block_n, &tile);
+        begin = clamp_length(device_length(&p->cu_seqlens_k, (int)entry), p->rows_k);
+        if ((int)entry < p->batch) end = device_length(&p->cu_seqlens_k, (int)entry + 1);
+    }
+    t.sequence = sequence_load(p, (int)entry);
+    t.sequence.k_begin = begin; /* also behind the last sequence */
+    t.number = (int)tile;
+    t.rows = clamp_length(end - begin, p->rows_k - begin);
+    return t;
+}
+
+/*
+ * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is what
+ * a warp's accumulators of mma.sync or wgmma are: [register][lane] for single additions, [lane][register] for additions of
+ * four at a time, so that either way a warp adds whole lines.
+ */
+DEVICE int dq_sum_index(int row, int column, int tile_columns, int by_lane) {
+    const int piece = row / 16 * (tile_columns / 8) + column / 8, lane = row % 8 * 4 + column % 8 / 2,
+              reg = row % 16 / 8 * 2 + column % 2;
+    return piece * 128 + (by_lane ? lane * 4 + reg : reg * 32 + lane);
+}
+
+#endif
