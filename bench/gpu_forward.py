@@ -43,7 +43,8 @@ class Options(ctypes.Structure):
                                                      "block_table")] + \
                [("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("kernel", ctypes.c_int),
                 ("isa", ctypes.c_int), ("num_threads", ctypes.c_int32), ("num_splits", ctypes.c_int32),
-                ("stream", ctypes.c_void_p)]
+                ("stream", ctypes.c_void_p), ("dbias", ctypes.c_void_p), ("dsink", ctypes.c_void_p),
+                ("dalibi_slopes", ctypes.c_void_p), ("deterministic", ctypes.c_int32), ("reserved", ctypes.c_int32)]
 
 
 def ours(library, kernel, q, k, v, out, lse, causal):

@@ -353,11 +353,18 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
  * The reference also takes float64 dout, out and lse and writes float64 gradients, for any input.
  *
  * A query that may see no key, or whose lse is -inf, contributes exactly 0 everywhere, whatever its q, dout, out and
- * lse hold, and its dq is 0; a key that no query sees gets dk = dv = 0. NaN or infinity spreads only between queries
- * and keys that see each other: exactly so on the CPU, on a GPU within a tile as in forward.
+ * lse hold, and its dq is 0; a key that no query sees gets dk = dv = 0. NaN or infinity spreads only between queries and
+ * keys that see each other: exactly so on the CPU; on a GPU also to other queries and keys of the same tiles, where some of
+ * them see each other.
+ *
+ * On a GPU: FA_KERNEL_V2 and on Hopper FA_KERNEL_V3, which FA_KERNEL_AUTO takes where TMA can read q, k and v, as in
+ * fa_forward; float16 and bfloat16. dq and dk are summed in float32 before they are
+ * multiplied by softmax_scale. With options.deterministic every shape gives the same bits in every run; without it, only dq
+ * may differ, in the order in which its parts are added. It is fastest where rows of q, k, v and dout are aligned to 16
+ * bytes; dout that is not, or that is float32, is copied first.
  *
  * Errors and memory as for fa_forward; fa_plan_backward() tells the working memory, which is linear in the number of
- * queries. GPU kernels have no backward pass in this version: FA_UNSUPPORTED.
+ * queries.
  */
 FA_API fa_status fa_backward(const fa_tensor *dout, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                              const fa_tensor *out, const fa_tensor *lse, const fa_options *options, const fa_tensor *dq,
