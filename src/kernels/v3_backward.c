@@ -409,13 +409,14 @@ DEVICE void weigh(float *s, const fa_v3_backward_params *params, const key_work 
     if (GENERAL || masked) {
         UNROLL
         for (int i = 0; i < QUERIES / 8; i++) {
+            const f32x2 l = shared_load_f32x2(lse + 32 * (uint32_t)i);
             UNROLL
             for (int e = 0; e < 2; e++) {
-                const int query = place.query + 8 * i + e;
+                const int query = place.query + 8 * i + e, idle = (e ? l.y : l.x) == INFINITY;
                 const fa_key_range keys = fa_visible_keys(&w->tile.sequence.visibility, query);
                 UNROLL
                 for (int r = 0; r < 2; r++) {
-                    const int key = place.key + 8 * r, seen = key >= keys.begin && key < keys.end,
+                    const int key = place.key + 8 * r, seen = !idle && key >= keys.begin && key < keys.end,
                               j = 4 * i + 2 * r + e;
 #if GENERAL
                     float tanh_of;

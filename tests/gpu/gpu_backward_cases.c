@@ -40,11 +40,12 @@ static void measure_draws(const attention_case *c, backward_yardstick *y) {
 
 void gpu_judge_backward_call(backward_call *b, fa_kernel kernel) {
     backward_yardstick *y = backward_yardstick_new(b);
+    const contender who = {kernel, FA_ISA_AUTO};
     gradients g = gpu_run_backward(b, kernel);
-    const char *wrong = fault_in_gradients(y, &g);
+    const char *wrong = fault_in_gradients(b, y, who, &g);
     if (wrong != NULL) {
         measure_draws(&b->a->c, y);
-        wrong = fault_in_gradients(y, &g);
+        wrong = fault_in_gradients(b, y, who, &g);
     }
     if (wrong != NULL) call_fail(b->a, "%s backward on %s: %s", fa_kernel_name(kernel), gpu_name(), wrong);
     gradients_free(&g);
