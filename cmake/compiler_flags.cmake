@@ -29,3 +29,5 @@ endif()
 # For the files that are written for one instruction set.
 set(FLASHATTN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(FLASHATTN_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
+set(FLASHATTN_AVX512_BF16_FLAGS ${FLASHATTN_AVX512_FLAGS} -mavx512bf16)
+set(FLASHATTN_AMX_FLAGS ${FLASHATTN_AVX512_BF16_FLAGS} -mamx-tile -mamx-bf16)

@@ -197,13 +197,24 @@ typedef enum fa_kernel {
     FA_KERNEL_V4 = 7        /* GPU, FlashAttention-4 (2026), Blackwell */
 } fa_kernel;
 
-/* Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has. */
+/*
+ * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
+ * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4).
+ *
+ * The last two have dot products of bfloat16 numbers and serve bfloat16 inputs; for other dtypes, and for the few query
+ * rows of decoding, they stand for FA_ISA_AVX512, and fa_plan() says so of the dtype. They round the weights exp(s - max)
+ * to bfloat16 before the product with V, as GPU kernels do, where FA_ISA_AVX512 keeps them in float32; scores, sums and
+ * lse stay float32 (docs/numerics.md). FA_ISA_AMX makes Linux reserve room for tile registers in signal frames of this
+ * process (arch_prctl ARCH_REQ_XCOMP_PERM); FA_ISA_AUTO asks for that on machines with AMX.
+ */
 typedef enum fa_isa {
-    FA_ISA_AUTO = 0,     /* or the environment variable FLASHATTN_ISA = portable | neon | avx2 | avx512 */
-    FA_ISA_PORTABLE = 1, /* C without intrinsics */
-    FA_ISA_NEON = 2,     /* aarch64 */
-    FA_ISA_AVX2 = 3,     /* x86-64 with AVX2, FMA and F16C */
-    FA_ISA_AVX512 = 4    /* x86-64 with AVX-512 F, BW, DQ and VL */
+    FA_ISA_AUTO = 0,        /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */
+    FA_ISA_PORTABLE = 1,    /* C without intrinsics */
+    FA_ISA_NEON = 2,        /* aarch64 */
+    FA_ISA_AVX2 = 3,        /* x86-64 with AVX2, FMA and F16C */
+    FA_ISA_AVX512 = 4,      /* x86-64 with AVX-512 F, BW, DQ and VL */
+    FA_ISA_AVX512_BF16 = 5, /* and AVX-512 BF16 */
+    FA_ISA_AMX = 6          /* and AMX with BF16 */
 } fa_isa;
 
 /* A window bound of FA_WINDOW_OPEN lets every key on that side through. */

@@ -9,7 +9,7 @@
 
 const char *kernel_choice(int index) { return index <= FA_KERNEL_V4 ? fa_kernel_name((fa_kernel)index) : NULL; }
 
-const char *isa_choice(int index) { return index <= FA_ISA_AVX512 ? fa_isa_name((fa_isa)index) : NULL; }
+const char *isa_choice(int index) { return index <= FA_ISA_AMX ? fa_isa_name((fa_isa)index) : NULL; }
 
 static const char *layout_choice(int index) {
     static const char *const names[] = {"bshd", "bhsd", NULL};
