@@ -27,6 +27,8 @@ int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa
     w->row = fa_carve(base, &used, max_i64(w->o_stride, FA_TILE_KEYS) * f);
     w->keys = fa_carve(base, &used, tile_rows * (int64_t)sizeof(fa_key_range));
     w->rows = fa_carve(base, &used, max_i64(tile_rows, FA_TILE_KEYS) * (int64_t)sizeof(void *));
+    w->values = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
+    w->next = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
     w->seen = fa_carve(base, &used, tile_rows * FA_TILE_KEYS);
     w->again = fa_carve(base, &used, tile_rows * (int64_t)sizeof(bool));
     return used;
@@ -177,7 +179,7 @@ static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_
         for (int64_t j = 0; j < count; j++) {
             if (!w->seen[r * FA_TILE_KEYS + j]) continue;
             float weight = (float)fa_element_load(weights + j * fa_element_size(type), type);
-            t->kernels->load_rows(w->row, w->o_stride, &w->rows[j], 1, p->head_dim_v, p->v.type, 1.0f);
+            t->kernels->load_rows(w->row, w->o_stride, &w->values[j], 1, p->head_dim_v, p->v.type, 1.0f);
             for (int64_t i = 0; i < p->head_dim_v; i++) o[i] += weight * w->row[i];
         }
     }
@@ -224,7 +226,7 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
     }
     const char *v = k + k_bytes(p, kernels);
     bool not_finite = k[kv_bytes(p, kernels)] != 0;
-    if (not_finite) key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->rows);
+    if (not_finite) key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
 
     int64_t element = fa_element_size(kernels->operand), p_stride = FA_TILE_KEYS * (4 / element);
     int64_t depth_v = round_up(tile->count, kernels->depth), width_v = round_up(p->head_dim_v, kernels->panel);
@@ -248,26 +250,29 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
     }
 }
 
-/* The same with K and V where they lie. Values are searched for NaN and infinity only if a row does not see them all. */
-static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
-                       int64_t end) {
+/* The same with K and V where they lie. Values are searched for NaN and infinity only if a row does not see them all.
+ * next: a whole tile to prefetch, or NULL. */
+static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile,
+                       const key_tile *next, int64_t first, int64_t end) {
     const fa_cpu_kernels *kernels = t->kernels;
+    const fa_cpu_block *b = t->block;
     int64_t rows = end - first, columns = round_up(tile->count, kernels->panel);
-    float *s = w->s + first * FA_TILE_KEYS;
-    key_rows(p, &p->k, &t->block->sequence, t->block->head_kv, tile, w->rows);
+    float *s = w->s + first * FA_TILE_KEYS, *o = w->o + first * w->o_stride;
+    key_rows(p, &p->k, &b->sequence, b->head_kv, tile, w->rows);
+    key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
+    if (next != NULL) key_rows(p, &p->k, &b->sequence, b->head_kv, next, w->next);
     kernels->dot_rows(s, FA_TILE_KEYS, (float *)w->q + first * t->depth, t->depth, rows, w->rows, tile->count,
-                      p->head_dim, p->k.type);
+                      p->head_dim, p->k.type, w->values);
     bool hidden = finish_scores(p, t, w, tile, first, end, columns);
-    key_rows(p, &p->v, &t->block->sequence, t->block->head_kv, tile, w->rows);
-    bool not_finite = hidden && kernels->any_nonfinite(w->rows, tile->count, p->head_dim_v, p->v.type);
+    bool not_finite = hidden && kernels->any_nonfinite(w->values, tile->count, p->head_dim_v, p->v.type);
     if (not_finite) note_seen(w, first, end, tile->count);
     kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + first, w->l + first,
                           w->rescale + first);
     if (not_finite)
         accumulate_visible(p, t, w, first, end, tile->count);
     else
-        kernels->add_rows(w->o + first * w->o_stride, w->o_stride, s, FA_TILE_KEYS, rows, w->rows, tile->count,
-                          p->head_dim_v, p->v.type, w->rescale + first);
+        kernels->add_rows(o, w->o_stride, s, FA_TILE_KEYS, rows, w->values, tile->count, p->head_dim_v, p->v.type,
+                          w->rescale + first, next != NULL ? w->next : NULL, p->head_dim);
 }
 
 /* Part `split` of `splits` of what the rows see (w->keys) is added to o, m and l. */
@@ -293,7 +298,8 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
             last--;
         if (first == last) continue;
         if (t->few) {
-            attend_few(p, t, w, &tile, first, last);
+            key_tile next = cut_tile(n + 1, key_begin, key_end);
+            attend_few(p, t, w, &tile, n + 1 < tile_end && next.count == FA_TILE_KEYS ? &next : NULL, first, last);
         } else {
             if (t->block->packed != NULL) tile = cut_tile(n, whole->key_begin, whole->key_end);
             attend_packed(p, t, w, &tile, first, last);

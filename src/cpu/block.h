@@ -23,6 +23,8 @@ typedef struct fa_cpu_workspace {
     float *row;             /* [max(o_stride, FA_TILE_KEYS)], one row of bias or of the output */
     fa_key_range *keys;     /* [tile_rows], what each row sees by position */
     const void **rows;      /* [max(tile_rows, FA_TILE_KEYS)], addresses to pack from */
+    const void **values;    /* [FA_TILE_KEYS], those of a V tile beside `rows` of K */
+    const void **next;      /* [FA_TILE_KEYS], of the next K tile */
     unsigned char *seen;    /* [tile_rows][FA_TILE_KEYS], filled only where V holds NaN or infinity */
     bool *again;            /* [tile_rows], rows to compute again */
     int64_t o_stride;

@@ -82,15 +82,17 @@ typedef struct fa_cpu_kernels {
      * NaN. */
     void (*store_row)(void *dst, const float *src, int64_t width, float factor, fa_element type);
 
-    /* For few rows, where packing would cost more than it saves: float32 A, and rows of any type where they lie. */
+    /* For few rows, where packing would cost more than it saves: float32 A, and rows of any type where they lie. `next`, if
+     * not NULL: `count` rows of the same type to prefetch meanwhile. */
 
     /* s[r][j] = sum_i q[r][i] * keys[j][i], i < width, j < count. */
     void (*dot_rows)(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
-                     const void *const *keys, int64_t count, int64_t width, fa_element type);
+                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next);
     /* o[r][i] = row_scale[r] * o[r][i] + sum_j p[r][j] * values[j][i], i < width; o has room, and may be written, up to
      * the next multiple of FA_PANEL_MAX. */
     void (*add_rows)(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
-                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale);
+                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
+                     const void *const *next, int64_t next_width);
     /* Whether any element is infinite or NaN. */
     bool (*any_nonfinite)(const void *const *rows, int64_t count, int64_t width, fa_element type);
 } fa_cpu_kernels;

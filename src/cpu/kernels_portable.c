@@ -242,7 +242,8 @@ static void store_row(void *dst, const float *src, int64_t width, float factor, 
 /* ---- Few rows ---- */
 
 static void dot_rows(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
-                     const void *const *keys, int64_t count, int64_t width, fa_element type) {
+                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next) {
+    (void)next;
     float key[FA_HEAD_DIM_MAX];
     for (int64_t j = 0; j < count; j++) {
         convert(key, 1, keys[j], 0, width, type);
@@ -261,7 +262,9 @@ static void dot_rows(float *s, int64_t s_stride, const float *q, int64_t q_strid
 }
 
 static void add_rows(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
-                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale) {
+                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
+                     const void *const *next, int64_t next_width) {
+    (void)next, (void)next_width;
     float value[FA_HEAD_DIM_MAX];
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < width; i++) o[r * o_stride + i] *= row_scale[r];
