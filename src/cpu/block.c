@@ -110,7 +110,7 @@ static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     bool operand = b->kernels->operand == FA_ELEMENT_BFLOAT16;
     bool natural = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL ||
                    !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
-    pass t = {.block = b, .kernels = b->kernels, .few = b->count <= FA_FEW_ROWS};
+    pass t = {.block = b, .kernels = b->kernels, .few = b->per_head <= FA_FEW_ROWS};
     t.depth = round_up(p->head_dim, b->kernels->depth);
     t.factor = operand ? copysignf(1.0f, p->softmax_scale) : p->softmax_scale;
     t.multiply = operand && natural;
@@ -169,8 +169,8 @@ static void hide(const fa_problem *p, const pass *t, int64_t r, const fa_key_ran
 
 /* O = rescale * O + P V for a V tile that holds NaN or infinity: only visible keys are added, since 0 * NaN
  * is NaN. */
-static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_workspace *w, int64_t first,
-                               int64_t end, int64_t count) {
+static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_workspace *w, const void *const *values,
+                               int64_t first, int64_t end, int64_t count) {
     for (int64_t r = first; r < end; r++) {
         float *o = w->o + r * w->o_stride;
         const char *weights = (const char *)(w->s + r * FA_TILE_KEYS);
@@ -179,7 +179,7 @@ static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_
         for (int64_t j = 0; j < count; j++) {
             if (!w->seen[r * FA_TILE_KEYS + j]) continue;
             float weight = (float)fa_element_load(weights + j * fa_element_size(type), type);
-            t->kernels->load_rows(w->row, w->o_stride, &w->values[j], 1, p->head_dim_v, p->v.type, 1.0f);
+            t->kernels->load_rows(w->row, w->o_stride, &values[j], 1, p->head_dim_v, p->v.type, 1.0f);
             for (int64_t i = 0; i < p->head_dim_v; i++) o[i] += weight * w->row[i];
         }
     }
@@ -243,36 +243,103 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
         kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + r, w->l + r,
                               w->rescale + r);
         if (not_finite)
-            accumulate_visible(p, t, w, r, next, min_i64(tile->count, columns));
+            accumulate_visible(p, t, w, w->values, r, next, min_i64(tile->count, columns));
         else
             kernels->multiply(o, w->o_stride, s, p_stride, v, depth_v, rows, width_v, min_i64(columns, depth_v),
                               w->rescale + r);
     }
 }
 
-/* The same with K and V where they lie. Values are searched for NaN and infinity only if a row does not see them all.
- * next: a whole tile to prefetch, or NULL. */
+/* ---- Few rows ---- */
+
+/* Keys that all heads of a block go through before the next ones: their K, or V, of all heads fits L1, and with several
+ * heads lies together in memory. */
+#define CHUNK_KEYS 16
+
+/* K or V of a tile, for all heads of a block: those of the first head, and the way from one head to the next. */
+typedef struct head_rows {
+    const void *const *rows; /* NULL: none */
+    int64_t head_stride;
+    int64_t skipped, count;
+} head_rows;
+
+/* Addresses of keys [begin, begin + count) of head number `head` of the block. */
+static void rows_of_head(const head_rows *h, int64_t head, int64_t begin, int64_t count, const void **to) {
+    for (int64_t j = 0; j < count; j++) {
+        const char *first = h->rows[begin + j];
+        to[j] = begin + j < h->skipped ? first : first + head * h->head_stride;
+    }
+}
+
+/* Part `part` of `heads` of what lies in a chunk, in the order of memory: an equal number of rows for each part, which are
+ * prefetched while head number `part` is computed. NULL where the chunk is not whole. */
+static const void *const *rows_ahead(const head_rows *h, int64_t heads, int64_t part, int64_t begin, const void **to) {
+    if (h->rows == NULL || begin < h->skipped || begin + CHUNK_KEYS > h->count) return NULL;
+    for (int64_t i = 0; i < CHUNK_KEYS; i++) {
+        int64_t number = part * CHUNK_KEYS + i;
+        to[i] = (const char *)h->rows[begin + number / heads] + number % heads * h->head_stride;
+    }
+    return to;
+}
+
+/* A tile with K and V where they lie, for the rows [first, end) of each head. Values are searched for NaN and infinity only
+ * if a row does not see them all. `next`: the tile to prefetch from, or NULL. */
 static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile,
                        const key_tile *next, int64_t first, int64_t end) {
     const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
-    int64_t rows = end - first, columns = round_up(tile->count, kernels->panel);
-    float *s = w->s + first * FA_TILE_KEYS, *o = w->o + first * w->o_stride;
+    int64_t heads = b->count / b->per_head, rows = end - first, columns = round_up(tile->count, kernels->panel);
+    head_rows k = {w->rows, p->k.head_stride, tile->skipped, tile->count};
+    head_rows v = {w->values, p->v.head_stride, tile->skipped, tile->count};
+    head_rows after = {NULL, p->k.head_stride, 0, 0};
     key_rows(p, &p->k, &b->sequence, b->head_kv, tile, w->rows);
     key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
-    if (next != NULL) key_rows(p, &p->k, &b->sequence, b->head_kv, next, w->next);
-    kernels->dot_rows(s, FA_TILE_KEYS, (float *)w->q + first * t->depth, t->depth, rows, w->rows, tile->count,
-                      p->head_dim, p->k.type, w->values);
-    bool hidden = finish_scores(p, t, w, tile, first, end, columns);
-    bool not_finite = hidden && kernels->any_nonfinite(w->values, tile->count, p->head_dim_v, p->v.type);
-    if (not_finite) note_seen(w, first, end, tile->count);
-    kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + first, w->l + first,
-                          w->rescale + first);
-    if (not_finite)
-        accumulate_visible(p, t, w, first, end, tile->count);
-    else
-        kernels->add_rows(o, w->o_stride, s, FA_TILE_KEYS, rows, w->values, tile->count, p->head_dim_v, p->v.type,
-                          w->rescale + first, next != NULL ? w->next : NULL, p->head_dim);
+    if (next != NULL) {
+        key_rows(p, &p->k, &b->sequence, b->head_kv, next, w->next);
+        after = (head_rows){w->next, p->k.head_stride, next->skipped, next->count};
+    }
+    const void *now[CHUNK_KEYS], *ahead[CHUNK_KEYS];
+    for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            bool last = j + CHUNK_KEYS >= tile->count;
+            rows_of_head(&k, head, j, count, now);
+            kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (float *)w->q + row * t->depth, t->depth,
+                              rows, now, count, p->head_dim, p->k.type,
+                              rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
+        }
+    bool not_finite = false;
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t row = head * b->per_head + first;
+        bool hidden = finish_scores(p, t, w, tile, row, row + rows, columns);
+        for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
+            int64_t count = min_i64(CHUNK_KEYS, tile->count - j);
+            rows_of_head(&v, head, j, count, now);
+            not_finite = kernels->any_nonfinite(now, count, p->head_dim_v, p->v.type);
+        }
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t row = head * b->per_head + first;
+        if (not_finite) note_seen(w, row, row + rows, tile->count);
+        kernels->softmax_step(w->s + row * FA_TILE_KEYS, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift,
+                              w->m + row, w->l + row, w->rescale + row);
+        if (not_finite) {
+            for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
+                rows_of_head(&v, head, j, min_i64(CHUNK_KEYS, tile->count - j), w->next + j);
+            accumulate_visible(p, t, w, w->next, row, row + rows, tile->count);
+        }
+    }
+    float ones[FA_FEW_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            bool last = j + CHUNK_KEYS >= tile->count;
+            rows_of_head(&v, head, j, count, now);
+            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, rows,
+                              now, count, p->head_dim_v, p->v.type, j == 0 ? w->rescale + row : ones,
+                              rows_ahead(last ? &after : &v, heads, head, last ? 0 : j + CHUNK_KEYS, ahead),
+                              last ? p->head_dim : p->head_dim_v);
+        }
 }
 
 /* Part `split` of `splits` of what the rows see (w->keys) is added to o, m and l. */
@@ -292,14 +359,14 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
     for (int64_t n = tile_begin; n < tile_end; n++) {
         key_tile tile = cut_tile(n, key_begin, key_end);
         int64_t begin = tile.key + tile.skipped, end = tile.key + tile.count;
-        int64_t first = 0, last = t->block->count;
+        int64_t first = 0, last = t->block->per_head; /* the same for each head */
         while (first < last && (w->keys[first].end <= begin || w->keys[first].begin >= w->keys[first].end)) first++;
         while (last > first && (w->keys[last - 1].begin >= end || w->keys[last - 1].begin >= w->keys[last - 1].end))
             last--;
         if (first == last) continue;
         if (t->few) {
             key_tile next = cut_tile(n + 1, key_begin, key_end);
-            attend_few(p, t, w, &tile, n + 1 < tile_end && next.count == FA_TILE_KEYS ? &next : NULL, first, last);
+            attend_few(p, t, w, &tile, n + 1 < tile_end ? &next : NULL, first, last);
         } else {
             if (t->block->packed != NULL) tile = cut_tile(n, whole->key_begin, whole->key_end);
             attend_packed(p, t, w, &tile, first, last);

@@ -12,6 +12,8 @@
 
 /* With no more rows than this, K and V are read where they lie. */
 #define FA_FEW_ROWS 8
+/* Then so many key/value heads make one block. */
+#define FA_FEW_HEADS 16
 
 /* What one thread needs for one unit. */
 typedef struct fa_cpu_workspace {
@@ -24,7 +26,7 @@ typedef struct fa_cpu_workspace {
     fa_key_range *keys;     /* [tile_rows], what each row sees by position */
     const void **rows;      /* [max(tile_rows, FA_TILE_KEYS)], addresses to pack from */
     const void **values;    /* [FA_TILE_KEYS], those of a V tile beside `rows` of K */
-    const void **next;      /* [FA_TILE_KEYS], of the next K tile */
+    const void **next;      /* [FA_TILE_KEYS], those of the next K tile */
     unsigned char *seen;    /* [tile_rows][FA_TILE_KEYS], filled only where V holds NaN or infinity */
     bool *again;            /* [tile_rows], rows to compute again */
     int64_t o_stride;
@@ -41,13 +43,17 @@ static inline void *fa_carve(char *base, int64_t *used, int64_t bytes) {
     return piece;
 }
 
-/* Rows [begin, begin + count) of a sequence and key/value head: row r is query r / group of head head_kv *
- * group + r % group. */
+/*
+ * The rows of a query tile: rows [begin, begin + per_head) of a sequence and key/value head, where row r is query r / group
+ * of head head_kv * group + r % group; for few rows those of several heads, one head after the other, so that K and V are
+ * read in the order in which they lie in memory.
+ */
 typedef struct fa_cpu_block {
     fa_sequence sequence;
-    int64_t head_kv;
+    int64_t head_kv; /* the first */
     int64_t begin;
-    int64_t count;
+    int64_t per_head;
+    int64_t count;                 /* all rows: per_head times the number of heads */
     const fa_cpu_kernels *kernels; /* with FA_FEW_ROWS rows or fewer the same as float32 */
     const fa_cpu_kernels *float32; /* a table that works in float32 */
     const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
@@ -66,11 +72,11 @@ void fa_cpu_pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const 
 
 /* The query and the head of row r. */
 static inline int64_t fa_block_query(const fa_problem *p, const fa_cpu_block *b, int64_t r) {
-    return (b->begin + r) / p->group;
+    return (b->begin + r % b->per_head) / p->group;
 }
 
 static inline int64_t fa_block_head(const fa_problem *p, const fa_cpu_block *b, int64_t r) {
-    return b->head_kv * p->group + (b->begin + r) % p->group;
+    return (b->head_kv + r / b->per_head) * p->group + (b->begin + r % b->per_head) % p->group;
 }
 
 /* Part `split` of `splits` of the block's keys; leaves o, m, l in the workspace, m and l as merge.h has them. */

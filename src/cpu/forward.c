@@ -81,15 +81,15 @@ static void finish_block(const fa_problem *p, const fa_cpu_kernels *kernels, con
  * ------------------------------------------------------------------------------------------------------ */
 
 /* Blocks of a sequence, which are of nearly equal height. Their rows depend on the sequence alone, not on its batch. */
-static int64_t sequence_blocks(const fa_problem *p, int64_t n, int64_t tile_rows) {
-    return divide_up(fa_problem_sequence(p, n).q_rows * p->group, tile_rows);
+static int64_t sequence_blocks(const fa_problem *p, int64_t n) {
+    return divide_up(fa_problem_sequence(p, n).q_rows * p->group, MAX_TILE_ROWS);
 }
 
 /* Bytes of a sequence's K and V of one head, packed ahead; 0 if that does not pay or takes too much. */
-static int64_t sequence_packed(const fa_problem *p, const fa_cpu_kernels *kernels, int64_t n, int64_t tile_rows) {
+static int64_t sequence_packed(const fa_problem *p, const fa_cpu_kernels *kernels, int64_t n) {
     fa_sequence s = fa_problem_sequence(p, n);
     int64_t bytes = fa_cpu_sequence_tiles(&s) * fa_cpu_tile_bytes(p, kernels);
-    return s.visibility.seqlen_q * p->group > tile_rows && bytes <= PACKED_BYTES ? bytes : 0;
+    return s.visibility.seqlen_q * p->group > MAX_TILE_ROWS && bytes <= PACKED_BYTES ? bytes : 0;
 }
 
 /*
@@ -143,13 +143,15 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     if (plan->kernels == NULL) return status;
     plan->float32 = fa_cpu_kernels_select(p->isa, FA_ELEMENT_FLOAT32, &status);
 
-    int64_t longest = 0;
-    for (int64_t n = 0; n < fa_problem_sequences(p); n++)
-        longest = max_i64(longest, fa_problem_sequence(p, n).q_rows * p->group);
-    plan->tile_rows = max_i64(1, min_i64(longest, MAX_TILE_ROWS));
-    for (int64_t n = 0; n < fa_problem_sequences(p); n++) plan->blocks += sequence_blocks(p, n, plan->tile_rows);
-
-    int64_t units = plan->blocks * p->heads_kv;
+    int64_t units = 0; /* that have something to do */
+    plan->tile_rows = 1;
+    for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
+        int64_t rows = fa_problem_sequence(p, n).q_rows * p->group;
+        bool few = rows <= FA_FEW_ROWS;
+        plan->tile_rows = max_i64(plan->tile_rows, few ? rows * min_i64(p->heads_kv, FA_FEW_HEADS) : MAX_TILE_ROWS);
+        plan->blocks += sequence_blocks(p, n);
+        units += few ? divide_up(p->heads_kv, FA_FEW_HEADS) : sequence_blocks(p, n) * p->heads_kv;
+    }
     plan->splits = p->num_splits;
     if (plan->splits == 0)
         plan->splits = max_i64(1, min_i64(ENOUGH_UNITS / max_i64(units, 1), p->max_seqlen_k / MIN_SPLIT_KEYS));
@@ -162,9 +164,10 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     plan->thread_bytes = fa_cpu_workspace_init(&w, p, plan->kernels, plan->tile_rows, NULL);
     plan->shared_bytes = items_init(&it, p, NULL);
     if (plan->splits > 1)
-        plan->shared_bytes += units * partial_init(&part, plan->splits, plan->tile_rows, w.o_stride, NULL);
+        plan->shared_bytes +=
+            plan->blocks * p->heads_kv * partial_init(&part, plan->splits, plan->tile_rows, w.o_stride, NULL);
     for (int64_t n = 0; n < fa_problem_sequences(p) && plan->packed_bytes < PACKED_BYTES; n++)
-        plan->packed_bytes += p->heads_kv * sequence_packed(p, plan->kernels, n, plan->tile_rows);
+        plan->packed_bytes += p->heads_kv * sequence_packed(p, plan->kernels, n);
     plan->packed_bytes = min_i64(plan->packed_bytes, PACKED_BYTES);
     plan->shared_bytes += plan->packed_bytes;
     return FA_OK;
@@ -181,9 +184,11 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
     int64_t reversed = it->first_block[n + 1] - 1 - (index - it->first_block[n]) - it->first_block[n];
     int64_t rows = b.sequence.q_rows * p->group, blocks = it->first_block[n + 1] - it->first_block[n];
     b.begin = rows * reversed / blocks;
-    b.count = rows * (reversed + 1) / blocks - b.begin;
+    b.count = b.per_head = rows * (reversed + 1) / blocks - b.begin;
     b.float32 = plan->float32;
-    b.kernels = b.count <= FA_FEW_ROWS ? plan->float32 : plan->kernels;
+    b.kernels = rows <= FA_FEW_ROWS ? plan->float32 : plan->kernels;
+    if (rows <= FA_FEW_ROWS) /* several heads make one block, and the others have none */
+        b.count *= head_kv % FA_FEW_HEADS == 0 ? min_i64(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
     b.packed = ahead ? packed + it->first_packed[n] : NULL;
     return b;
@@ -219,6 +224,7 @@ static void pack_ahead(const call *c, int64_t tile, int64_t wave_packed, const v
 static void attend_unit(const call *c, int64_t unit, int64_t split, int64_t wave_packed, fa_cpu_workspace *w) {
     const fa_cpu_plan *plan = c->plan;
     fa_cpu_block b = unit_block(c, unit, wave_packed);
+    if (b.count == 0) return;
     fa_cpu_attend_block(c->p, &b, w, split, plan->splits);
     partial part = {w->o, w->m, w->l};
     if (plan->splits == 1) {
@@ -282,8 +288,8 @@ fa_status fa_cpu_forward(const fa_problem *p, const fa_cpu_plan *plan) {
     c.unit_bytes = partial_init(&part, plan->splits, plan->tile_rows, round_up(p->head_dim_v, FA_PANEL_MAX), NULL);
     c.it.first_block[0] = c.it.first_packed[0] = 0;
     for (int64_t n = 0; n < c.it.sequences; n++) {
-        c.it.first_block[n + 1] = c.it.first_block[n] + sequence_blocks(p, n, plan->tile_rows);
-        c.it.first_packed[n + 1] = c.it.first_packed[n] + sequence_packed(p, plan->kernels, n, plan->tile_rows);
+        c.it.first_block[n + 1] = c.it.first_block[n] + sequence_blocks(p, n);
+        c.it.first_packed[n + 1] = c.it.first_packed[n] + sequence_packed(p, plan->kernels, n);
     }
 #pragma omp parallel num_threads((int)plan->threads)
     work(&c);
