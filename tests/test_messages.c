@@ -475,7 +475,8 @@ static void K4_who_computes(void **state) {
     UNSUPPORTED(DENSE, (g.o.num_splits = 2, g.o.kernel = FA_KERNEL_REFERENCE), "num_splits = 2: ...reference");
     UNSUPPORTED(DENSE, (g.o.num_splits = 2, g.o.kernel = FA_KERNEL_STANDARD), "num_splits = 2: ...standard");
     assert_int_equal(setenv("FLASHATTN_ISA", "sse9", 1), 0);
-    INVALID(DENSE, g.o.isa = FA_ISA_AUTO, "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16 or amx");
+    INVALID(DENSE, g.o.isa = FA_ISA_AUTO,
+            "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16 or amx");
     assert_int_equal(unsetenv("FLASHATTN_ISA"), 0);
     /* A GPU kernel without a GPU says what is missing. */
     for (int kernel = FA_KERNEL_V1; kernel <= FA_KERNEL_V4; kernel++) {

@@ -2,10 +2,6 @@
 /* Attention of one block: see block.h. */
 #include "cpu/block.h"
 
-/* Rows that go through scores, softmax and output together, so that their scores stay in L1. A multiple of the heights
- * of all multiply blocks. */
-#define STRIP_ROWS 24
-
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -231,7 +227,7 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
     int64_t element = fa_element_size(kernels->operand), p_stride = FA_TILE_KEYS * (4 / element);
     int64_t depth_v = round_up(tile->count, kernels->depth), width_v = round_up(p->head_dim_v, kernels->panel);
     for (int64_t r = first, next; r < end; r = next) {
-        next = min_i64(r + STRIP_ROWS, end);
+        next = min_i64(r + kernels->strip, end);
         int64_t rows = next - r, key_end = 0;
         for (int64_t i = r; i < next; i++) key_end = max_i64(key_end, w->keys[i].end);
         int64_t columns = round_up(min_i64(tile->count, max_i64(key_end - tile->key, 1)), kernels->panel);

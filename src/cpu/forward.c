@@ -262,6 +262,7 @@ static void work(const call *c) {
         for (int64_t i = unit_begin * splits; i < unit_end * splits; i++)
             attend_unit(c, i / splits, i % splits, packed, &w);
     }
+    if (plan->kernels->leave != NULL) plan->kernels->leave();
     if (splits == 1) return;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < plan->blocks * p->heads_kv; unit++) {

@@ -38,6 +38,7 @@ typedef struct fa_cpu_kernels {
     /* FA_ELEMENT_FLOAT32; or FA_ELEMENT_BFLOAT16: then pack_keys, pack_values and load_queries take bfloat16 rows only,
      * and dot_rows, add_rows and any_nonfinite are NULL. */
     fa_element operand;
+    int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
     int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
 
     /* dst[r * dst_stride + i] = factor * rows[r][i], i < width. rows[r] points at `width` elements of the
@@ -59,10 +60,13 @@ typedef struct fa_cpu_kernels {
 
     /* row_scale == NULL: C = A B, else C[r] = row_scale[r] * C[r] + (A B)[r]. A is row-major [rows][depth], a_stride in
      * elements; B packed with a depth of b_depth >= depth; C float32, row-major; `columns` is a multiple of panel. For each element the products are
-     * added in the order of k, bfloat16 in the order of pairs, into one float32 accumulator per element, whatever `rows`
+     * added in the order of k, bfloat16 by pairs or by 32, into one float32 accumulator per element, whatever `rows`
      * is: a row's bits do not depend on its neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int64_t b_depth,
                      int64_t rows, int64_t columns, int64_t depth, const float *row_scale);
+
+    /* After the last multiply of a thread, to give back what it keeps between calls; NULL: nothing. */
+    void (*leave)(void);
 
     /*
      * One step of the online softmax on `rows` rows of `keys` scores (a multiple of panel; -inf where

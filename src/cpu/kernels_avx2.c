@@ -144,6 +144,7 @@ const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_FLOAT32,
                                          .depth = 1,
+                                         .strip = 24,
                                          .load_rows = load_rows,
                                          .load_queries = load_queries,
                                          .pack_keys = pack_keys,

@@ -20,6 +20,7 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_BFLOAT16,
                                          .depth = DEPTH,
+                                         .strip = 24,
                                          .load_rows = load_rows,
                                          .load_queries = load_queries,
                                          .pack_keys = pack_keys,
