@@ -9,7 +9,7 @@
 #include "support/sweep.h"
 #include "support/testing.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 
 static bool machine_can(void) {
 #if defined(__x86_64__)
