@@ -22,6 +22,7 @@ add_executable(flashattn_command
     tools/attention_sequences.c
     tools/attention_weights.c
     tools/bench_case.c
+    tools/bench_ceilings.c
     tools/bench_gpu.c
     tools/bench_report.c
     tools/canvas.c
@@ -45,6 +46,7 @@ add_executable(flashattn_command
     tools/json_output.c
     tools/machine.c
     tools/main.c
+    tools/memory_speed.c
     tools/message.c
     tools/options.c
     tools/picture.c

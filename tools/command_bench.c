@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flashattn bench: how fast is the cpu kernel here, and how much of the machine is that? */
 #include "bench_case.h"
+#include "bench_ceilings.h"
 #include "bench_gpu.h"
 #include "bench_report.h"
 #include "canvas.h"
@@ -22,6 +23,7 @@ typedef struct bench_settings {
     uint32_t kernels; /* bits of fa_kernel */
     option_integer threads;
     option_number time_budget;
+    bool ceilings;
     const char *json;
     const char *plot;
 } bench_settings;
@@ -91,6 +93,10 @@ static const option bench_options[] = {
      .offset = BENCH(time_budget),
      .placeholder = "SECONDS",
      .help = "for all measurements together; default 20. Each shape runs at least once"},
+    {.name = "ceilings",
+     .kind = OPTION_FLAG,
+     .offset = BENCH(ceilings),
+     .help = "no kernels: what the machine can do, in arithmetic of each instruction set and in memory traffic"},
     {.name = "json",
      .kind = OPTION_TEXT,
      .offset = BENCH(json),
@@ -241,6 +247,8 @@ static int check_settings_agree(const bench_settings *s) {
         return fail_usage("--seqlen is queries and keys alike, so it excludes --seqlen-q and --seqlen-k");
     if ((s->seqlen_q.count > 0) != (s->seqlen_k.count > 0))
         return fail_usage("--seqlen-q and --seqlen-k must be given together, or --seqlen for both");
+    if (s->ceilings && (any_shape_given(s) || s->dtypes != 0 || s->isas != 0 || s->plot != NULL))
+        return fail_usage("--ceilings measures no kernel, so it goes only with --threads, --time-budget and --json");
     if (!(s->time_budget.value > 0) || s->time_budget.value > 1e6)
         return fail_usage("--time-budget = %g: must be above 0 and at most 1e6 seconds", s->time_budget.value);
     return s->plot != NULL ? canvas_check_path(s->plot) : EXIT_CODE_OK;
@@ -280,12 +288,15 @@ int command_bench(int argc, char **argv) {
             "Measures the cpu kernel on random numbers. GFLOP/s counts 2 * (head_dim + head_dim_v) operations for each "
             "pair of a query and a key that it may see. The FMA peak is measured in the same run with the same "
             "instruction set and threads: multiply-adds on registers alone, in turns with the kernel; a kernel that "
-            "never waited would reach it. Without sizes, a default set runs.",
+            "never waited would reach it. \"of read\" is the share of the speed at which q, k and v can be read from "
+            "where "
+            "they are, measured in the same turns: the ceiling of decoding. Without sizes, a default set runs.",
         .examples = "  flashattn bench\n"
                     "  flashattn bench --seqlen 512,1024,2048,4096 --head-dim 64,128 --causal\n"
                     "  flashattn bench --isa all --dtype all --seqlen 1024 --plot speed.svg\n"
                     "  flashattn bench --seqlen-q 1 --seqlen-k 4096,16384 --heads 32 --heads-kv 8\n"
                     "  flashattn bench --device cuda --kernel v2,v3 --head-dim 128 --causal\n"
+                    "  flashattn bench --ceilings\n"
                     "  flashattn bench --time-budget 5 --json - | jq '.results[].gflops'\n",
         .groups = groups,
         .group_count = sizeof groups / sizeof groups[0],
@@ -302,6 +313,7 @@ int command_bench(int argc, char **argv) {
     bench_list list = {.cases = NULL};
     list.threads = settings.threads.value > 0 ? (int)settings.threads.value : fa_default_num_threads();
     list.machine_busy = machine_is_busy(&list.load);
+    if (settings.ceilings) return bench_ceilings(list.threads, settings.time_budget.value, settings.json);
     code = make_list(&list, &settings, &scores);
     if (code == EXIT_CODE_OK && settings.plot != NULL) code = bench_report_check_plot(&list);
     if (code == EXIT_CODE_OK) code = measure_all(&list, &scores, settings.time_budget.value);

@@ -25,6 +25,9 @@
  * MIN_SPLIT_KEYS, so that merging stays cheap. Only shapes enter the rule. */
 #define ENOUGH_UNITS 64
 #define MIN_SPLIT_KEYS 512
+/* Waking a thread takes some microseconds, so each gets at least so much to do: multiplications and additions, some ten
+ * microseconds of a core with wide vectors. */
+#define MIN_THREAD_OPERATIONS (1 << 21)
 /* K and V are packed ahead for as many heads and sequences as fit here; one that does not fit alone is packed tile by tile
  * for each query tile. */
 #define PACKED_BYTES (64 << 20)
@@ -136,6 +139,18 @@ static int64_t wave_end(const items *it, int64_t begin, int64_t heads_kv) {
     return end;
 }
 
+/* About as many as the call has; all keys are counted that a sequence's queries see together. */
+static double operations(const fa_problem *p) {
+    double pairs = 0;
+    for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
+        fa_sequence s = fa_problem_sequence(p, n);
+        fa_key_range first = fa_visible_keys(&s.visibility, 0);
+        fa_key_range last = fa_visible_keys(&s.visibility, max_i64(s.visibility.seqlen_q - 1, 0));
+        pairs += (double)s.visibility.seqlen_q * (double)max_i64(last.end - first.begin, 0);
+    }
+    return 2 * pairs * (double)p->heads * (double)(p->head_dim + p->head_dim_v);
+}
+
 fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     fa_status status = FA_OK;
     memset(plan, 0, sizeof *plan);
@@ -156,6 +171,7 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     if (plan->splits == 0)
         plan->splits = max_i64(1, min_i64(ENOUGH_UNITS / max_i64(units, 1), p->max_seqlen_k / MIN_SPLIT_KEYS));
     int64_t threads = p->num_threads > 0 ? p->num_threads : fa_default_num_threads();
+    threads = min_i64(threads, (int64_t)(operations(p) / MIN_THREAD_OPERATIONS) + 1);
     plan->threads = max_i64(1, min_i64(threads, units * plan->splits));
 
     fa_cpu_workspace w;
