@@ -23,7 +23,7 @@
  *
  * Numbers, in short (docs/numerics.md has the bounds and their reasons)
  *   - Products, softmax state (running max m, running sum l) and output are accumulated in float32 for every input
- *     type.
+ *     type. Weights are float32 too, except on instruction sets with bfloat16 dot products: see fa_isa.
  *   - A query that may see no key gets O = 0 and lse = -inf (with a sink: O = 0, lse = the sink), never NaN.
  *   - Only -inf masks. A bias of -1e30 is a value like any other. NaN or infinity in a key or value that no query sees
  *     reaches no output; on the CPU it reaches exactly the queries that see it, on a GPU it may also reach others of
@@ -311,8 +311,8 @@ typedef struct fa_options {
  * Attention. Every element of out, and of lse if given, is written.
  *
  * lse may be NULL. Errors: FA_INVALID_ARGUMENT, FA_UNSUPPORTED, FA_OUT_OF_MEMORY, FA_DEVICE_ERROR.
- * Memory: a call on the CPU allocates working memory as fa_plan() tells and frees it before it returns; it
- * does not grow with seqlen_k.
+ * Memory: a call on the CPU allocates working memory as fa_plan() tells and frees it before it returns: what the threads
+ * need, which does not grow with seqlen_k, and up to 64 MiB for K and V, packed once for all query tiles.
  */
 FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
                             const fa_tensor *out, const fa_tensor *lse);
