@@ -2,7 +2,7 @@
 /* The ceiling of AMX: products of bfloat16 tiles. Compiled with -mamx-tile -mamx-bf16. */
 #include "fma_peak.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) || defined(__AMXBF16__) /* Clang before 16 */
 
 #    include <immintrin.h>
 #    include <string.h>

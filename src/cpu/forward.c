@@ -58,15 +58,15 @@ static void finish_block(const fa_problem *p, const fa_cpu_kernels *kernels, con
                          int64_t splits, int64_t part_rows, int64_t o_stride, float *o) {
     for (int64_t r = 0; r < b->count; r++) {
         int64_t query = fa_block_query(p, b, r), head = fa_block_head(p, b, r);
-        fa_merged whole = fa_merge_begin();
-        for (int64_t split = 0; split < splits; split++)
+        void *out = fa_query_address(&p->out, &b->sequence, query, head);
+        bool whole_already = splits == 1 && p->sink.data == NULL && part->l[r] != 0.0f;
+        fa_merged whole = whole_already ? (fa_merged){part->m[r], part->l[r]} : fa_merge_begin();
+        for (int64_t split = 0; split < splits && !whole_already; split++)
             whole = fa_merge_add(whole, part->m[split * part_rows + r], part->l[split * part_rows + r]);
         if (p->sink.data != NULL) whole = fa_merge_add(whole, fa_table_float(&p->sink, head, 0), 1.0f);
-        void *out = fa_query_address(&p->out, &b->sequence, query, head);
-        fa_problem_store_lse(p, &b->sequence, query, head, (double)fa_merge_lse(whole));
-        if (splits == 1 && part->l[r] != 0.0f) { /* as below, in one step */
-            float weight = fa_merge_weight(whole, part->m[r]);
-            kernels->store_row(out, part->o + r * o_stride, p->head_dim_v, weight, p->out.type);
+        if (p->lse.data != NULL) fa_problem_store_lse(p, &b->sequence, query, head, (double)fa_merge_lse(whole));
+        if (whole_already) { /* the same as below, without exponentials of 0 */
+            kernels->store_row(out, part->o + r * o_stride, p->head_dim_v, 1.0f / part->l[r], p->out.type);
             continue;
         }
         memset(o, 0, (size_t)p->head_dim_v * sizeof(float));

@@ -6,9 +6,10 @@
  */
 #include "kernels.h"
 
-/* FA_AMX_MODEL, a header with the tile instructions in C: for tests. */
+/* FA_AMX_MODEL, a header with the tile instructions in C: for tests. Clang before 16 spells its macros without the
+ * underscore. */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
-    defined(__AVX512BF16__) && ((defined(__AMX_TILE__) && defined(__AMX_BF16__)) || defined(FA_AMX_MODEL))
+    defined(__AVX512BF16__) && (defined(__AMX_BF16__) || defined(__AMXBF16__) || defined(FA_AMX_MODEL))
 
 #    define OPERAND_BFLOAT16
 #    define DEPTH 32
