@@ -247,8 +247,9 @@ static int check_settings_agree(const bench_settings *s) {
         return fail_usage("--seqlen is queries and keys alike, so it excludes --seqlen-q and --seqlen-k");
     if ((s->seqlen_q.count > 0) != (s->seqlen_k.count > 0))
         return fail_usage("--seqlen-q and --seqlen-k must be given together, or --seqlen for both");
-    if (s->ceilings && (any_shape_given(s) || s->dtypes != 0 || s->isas != 0 || s->plot != NULL))
-        return fail_usage("--ceilings measures no kernel, so it goes only with --threads, --time-budget and --json");
+    if (s->ceilings && (s->device == 1 || any_shape_given(s) || s->dtypes != 0 || s->isas != 0 || s->plot != NULL))
+        return fail_usage(
+            "--ceilings measures the CPU without a kernel: it goes only with --threads, --time-budget and --json");
     if (!(s->time_budget.value > 0) || s->time_budget.value > 1e6)
         return fail_usage("--time-budget = %g: must be above 0 and at most 1e6 seconds", s->time_budget.value);
     return s->plot != NULL ? canvas_check_path(s->plot) : EXIT_CODE_OK;
