@@ -393,6 +393,27 @@ static void B_values_up_to_the_largest_number(void **state) {
         }
 }
 
+/* Rows that overflow beside rows that do not, whichever head or query they belong to: some heads have ordinary values. */
+static void B_values_of_all_sizes_side_by_side(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 4; i++) {
+        attention_case c = case_default("B mixed");
+        c.index = i;
+        c.batch = 1;
+        c.heads = c.heads_kv = 4;
+        c.seqlen_q = i < 2 ? 2 : 30;
+        c.seqlen_k = 200;
+        c.values = VALUES_LARGEST;
+        attention_call *a = call_new(&c);
+        for (int64_t head = i % 2 == 0 ? 0 : 2; head < c.heads_kv; head += 3)
+            for (int64_t key = 0; key < c.seqlen_k; key++)
+                for (int64_t n = call_k_number(a, a->v, 0, head, key), e = 0; e < c.head_dim_v; e++)
+                    tensor_put(a->v, n + e, rng_normal(&a->random));
+        judge_call(a);
+        call_free(a);
+    }
+}
+
 /* Weights sum to 1: equal rows of V come out as they went in, within the roundings of l and of the quotient. */
 static void B_constant_values_come_back(void **state) {
     (void)state;
@@ -428,4 +449,4 @@ RUN_TESTS(cmocka_unit_test(B1_logits_below_any_stand_in_for_minus_infinity),
           cmocka_unit_test(B7_nan_and_infinity_in_visible_inputs_show), cmocka_unit_test(B7_row_of_nan_scores_is_nan),
           cmocka_unit_test(B8_scale_of_zero_negative_and_tiny), cmocka_unit_test(B9_the_judge_rejects_wrong_answers),
           cmocka_unit_test(B_every_kind_of_input_and_value), cmocka_unit_test(B_values_up_to_the_largest_number),
-          cmocka_unit_test(B_constant_values_come_back))
+          cmocka_unit_test(B_values_of_all_sizes_side_by_side), cmocka_unit_test(B_constant_values_come_back))

@@ -338,6 +338,13 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         }
 }
 
+/* Whether row r of any head sees one of the keys [begin, end). */
+static bool row_sees(const fa_cpu_block *b, const fa_cpu_workspace *w, int64_t r, int64_t begin, int64_t end) {
+    for (; r < b->count; r += b->per_head)
+        if (w->keys[r].begin < w->keys[r].end && w->keys[r].begin < end && w->keys[r].end > begin) return true;
+    return false;
+}
+
 /* Part `split` of `splits` of what the rows see (w->keys) is added to o, m and l. */
 static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w, int64_t split, int64_t splits) {
     /* Both ends rise with the query (mask.h), unused queries at the end apart, which see nothing. */
@@ -355,10 +362,9 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
     for (int64_t n = tile_begin; n < tile_end; n++) {
         key_tile tile = cut_tile(n, key_begin, key_end);
         int64_t begin = tile.key + tile.skipped, end = tile.key + tile.count;
-        int64_t first = 0, last = t->block->per_head; /* the same for each head */
-        while (first < last && (w->keys[first].end <= begin || w->keys[first].begin >= w->keys[first].end)) first++;
-        while (last > first && (w->keys[last - 1].begin >= end || w->keys[last - 1].begin >= w->keys[last - 1].end))
-            last--;
+        int64_t first = 0, last = t->block->per_head;
+        while (first < last && !row_sees(t->block, w, first, begin, end)) first++;
+        while (last > first && !row_sees(t->block, w, last - 1, begin, end)) last--;
         if (first == last) continue;
         if (t->few) {
             key_tile next = cut_tile(n + 1, key_begin, key_end);
