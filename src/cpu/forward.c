@@ -18,13 +18,15 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Packing K and V costs about as much as 4 rows of products, so 128 rows make it small; Q, O and S of such a
- * tile with K and V take 224 KiB at head_dim 128, which fits every L2 of the last years. */
+/* A query tile of 128 rows with its Q, O, S and a K/V tile takes 320 KiB at head_dim 128 in float32, 224 KiB with bfloat16
+ * operands, which fits every L2 of the last years. */
 #define MAX_TILE_ROWS 128
 /* Fewer units than this leave cores idle on large machines: then keys are split, into parts of at least
- * MIN_SPLIT_KEYS, so that merging stays cheap. Only shapes enter the rule. */
+ * MIN_SPLIT_KEYS, or, where a unit has few rows of many heads, MIN_SPLIT_KEYS_FEW, so that merging stays cheap. Only
+ * shapes enter the rule. */
 #define ENOUGH_UNITS 64
 #define MIN_SPLIT_KEYS 512
+#define MIN_SPLIT_KEYS_FEW 256
 /* Waking a thread takes some microseconds, so each gets at least so much to do: multiplications and additions, some ten
  * microseconds of a core with wide vectors. */
 #define MIN_THREAD_OPERATIONS (1 << 21)
@@ -159,17 +161,19 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     plan->float32 = fa_cpu_kernels_select(p->isa, FA_ELEMENT_FLOAT32, &status);
 
     int64_t units = 0; /* that have something to do */
+    int64_t part_keys = MIN_SPLIT_KEYS_FEW;
     plan->tile_rows = 1;
     for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
         int64_t rows = fa_problem_sequence(p, n).q_rows * p->group;
         bool few = rows <= FA_FEW_ROWS;
         plan->tile_rows = max_i64(plan->tile_rows, few ? rows * min_i64(p->heads_kv, FA_FEW_HEADS) : MAX_TILE_ROWS);
+        if (!few) part_keys = MIN_SPLIT_KEYS;
         plan->blocks += sequence_blocks(p, n);
         units += few ? divide_up(p->heads_kv, FA_FEW_HEADS) : sequence_blocks(p, n) * p->heads_kv;
     }
     plan->splits = p->num_splits;
     if (plan->splits == 0)
-        plan->splits = max_i64(1, min_i64(ENOUGH_UNITS / max_i64(units, 1), p->max_seqlen_k / MIN_SPLIT_KEYS));
+        plan->splits = max_i64(1, min_i64(ENOUGH_UNITS / max_i64(units, 1), p->max_seqlen_k / part_keys));
     int64_t threads = p->num_threads > 0 ? p->num_threads : fa_default_num_threads();
     threads = min_i64(threads, (int64_t)(operations(p) / MIN_THREAD_OPERATIONS) + 1);
     plan->threads = max_i64(1, min_i64(threads, units * plan->splits));
