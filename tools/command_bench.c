@@ -181,9 +181,10 @@ static bool any_shape_given(const bench_settings *s) {
     return false;
 }
 
-static bool isa_chosen(uint32_t isas, int isa) {
+static bool isa_chosen(uint32_t isas, int isa, fa_element dtype) {
     if (isas == 0) return isa == FA_ISA_AUTO;
-    if (isas == OPTION_CHOICES_ALL) return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
+    if (isas == OPTION_CHOICES_ALL)
+        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK && isa_serves((fa_isa)isa, dtype);
     return (isas >> isa & 1) != 0;
 }
 
@@ -191,7 +192,7 @@ static int make_list(bench_list *list, const bench_settings *s, const score_sett
     uint32_t dtypes = s->dtypes == 0 ? UINT32_C(1) << FA_ELEMENT_FLOAT32 : s->dtypes;
     for (int dtype = 0; bench_dtype_choice(dtype) != NULL; dtype++) {
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s->isas, isa)) continue;
+            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s->isas, isa, (fa_element)dtype)) continue;
             bench_case c = {.dtype = (fa_element)dtype, .isa = (fa_isa)isa};
             if (!(any_shape_given(s) ? add_given_shapes(list, s, c) : add_default_shapes(list, c)))
                 return fail_memory("the list of cases");

@@ -251,9 +251,11 @@ static int compute(attention *a, const check_settings *s, fa_kernel kernel, fa_i
 }
 
 /* What is asked for by name is run, so that the library says why it cannot; "all" means what can run. */
-static bool isa_chosen(const check_settings *s, int isa) {
+static bool isa_chosen(const check_settings *s, const attention *a, int isa) {
+    fa_element type;
     if (s->isas == 0 || s->isas == OPTION_CHOICES_ALL)
-        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
+        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK && element_of_dtype(a->q.t.dtype, &type) &&
+               isa_serves((fa_isa)isa, type);
     return (s->isas >> isa & 1) != 0;
 }
 
@@ -293,7 +295,7 @@ static int check_kernels(attention *a, const check_settings *s, const yardstick 
         fa_kernel kernel = checked_kernels[index];
         if (!kernel_chosen(s, index)) continue;
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if (kernel == FA_KERNEL_CPU ? !isa_chosen(s, isa) : isa != FA_ISA_AUTO) continue;
+            if (kernel == FA_KERNEL_CPU ? !isa_chosen(s, a, isa) : isa != FA_ISA_AUTO) continue;
             int code = check_one(a, s, y, kernel, (fa_isa)isa, r, report);
             if (code != EXIT_CODE_OK) return code;
         }
