@@ -27,3 +27,9 @@ install(FILES ${PROJECT_BINARY_DIR}/flashattn.pc DESTINATION ${CMAKE_INSTALL_LIB
 if(FLASHATTN_TOOLS)
     install(TARGETS flashattn_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+
+# The Python package loads the library from its own folder. A wheel cannot hold symbolic links, so there it has one name.
+if(SKBUILD)
+    install(FILES $<TARGET_FILE:flashattn> DESTINATION flashattn COMPONENT python
+        RENAME ${CMAKE_SHARED_LIBRARY_PREFIX}flashattn${CMAKE_SHARED_LIBRARY_SUFFIX})
+endif()

@@ -26,6 +26,8 @@ add_executable(flashattn_command
     tools/bench_gpu.c
     tools/bench_report.c
     tools/canvas.c
+    tools/check.c
+    tools/check_backward.c
     tools/clock.c
     tools/colour_map.c
     tools/command_bench.c

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flashattn: exact attention, O = softmax(softmax_scale * Q K^T + bias, masked) V, in memory O(N).
+ * flashattn: exact attention, O = softmax(softmax_scale * Q K^T + bias, masked) V, and its gradients, in memory O(N).
  *
  * This header is the manual. It compiles alone as C11 and as C++17 and needs nothing but the C library.
  *
@@ -204,7 +204,7 @@ typedef enum fa_kernel {
  * The last two have dot products of bfloat16 numbers and serve bfloat16 inputs; for other dtypes, and for the few query
  * rows of decoding, they stand for FA_ISA_AVX512, and fa_plan() says so of the dtype. They round the weights exp(s - max)
  * to bfloat16 before the product with V, as GPU kernels do, where FA_ISA_AVX512 keeps them in float32; scores, sums and
- * lse stay float32 (docs/numerics.md). FA_ISA_AMX makes Linux reserve room for tile registers in signal frames of this
+ * lse stay float32; fa_backward rounds P and dS likewise (docs/numerics.md). FA_ISA_AMX makes Linux reserve room for tile registers in signal frames of this
  * process (arch_prctl ARCH_REQ_XCOMP_PERM); FA_ISA_AUTO asks for that on machines with AMX.
  */
 typedef enum fa_isa {
@@ -230,7 +230,7 @@ typedef enum fa_isa {
  * Later versions add fields at the end; size tells which the caller knows. Bytes beyond what the library
  * knows must be zero.
  *
- * Tensors named here are read during the call only; any strides; on the CPU for calls on the CPU.
+ * Tensors named here are used during the call only; any strides; on the CPU for calls on the CPU.
  */
 typedef struct fa_options {
     size_t size;  /* sizeof(fa_options) */
@@ -297,12 +297,28 @@ typedef struct fa_options {
     fa_kernel kernel;    /* default FA_KERNEL_AUTO */
     fa_isa isa;          /* FA_KERNEL_CPU only. An instruction set that the machine lacks is refused. */
     int32_t num_threads; /* 0: environment variable FLASHATTN_NUM_THREADS, else the CPUs of the caller's affinity
-                        mask within the cgroup's CPU quota. At most 4096. Results do not depend on it, bit for bit. */
+                        mask within the cgroup's CPU quota. At most 4096. Results do not depend on it, bit for bit.
+                        A process forked from one that had called the library uses one: OpenMP's threads do not
+                        survive fork(). */
     int32_t num_splits;  /* the keys of a (batch, head) are cut into this many parts that are computed apart
-                           and merged. 0: by a rule on the shapes alone; 1: never, so that a row's bits do not
-                           depend on its batch. At most 256. */
+                           and merged (backward: dq is summed from them). 0: by a rule on the shapes alone; 1: never,
+                           so that a row's bits do not depend on its batch. At most 256. */
     void *stream;        /* GPU: CUstream / cudaStream_t to enqueue on. NULL: the legacy default stream. CPU: must be
                      NULL. */
+
+    /* fa_backward: gradients of what is given above, written if asked for. fa_forward refuses them, and so does
+     * fa_backward if their counterpart is not given. NULL: not wanted.
+     *
+     * dbias: shape of bias; float32 or bias's dtype. Summed over the dimensions in which bias has extent 1; 0 for
+     * entries of hidden pairs and of no pair. dsink: float32, [heads]. dalibi_slopes: float32, shape of
+     * alibi_slopes. */
+    const fa_tensor *dbias;
+    const fa_tensor *dsink;
+    const fa_tensor *dalibi_slopes;
+    /* fa_backward. 1: the same bits in every run. 0: the fastest way, which on a GPU may add in any order. The CPU
+     * kernel is deterministic either way, and so is fa_forward. */
+    int32_t deterministic;
+    int32_t reserved; /* must be 0; here so that the struct ends without padding */
 } fa_options;
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
@@ -317,7 +333,40 @@ typedef struct fa_options {
 FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
                             const fa_tensor *out, const fa_tensor *lse);
 
-/* What fa_forward would do with the same arguments. */
+/*
+ * Gradients, by recomputation from the inputs and results of fa_forward (FlashAttention-2, sections 2.3.2 and 3.1.2):
+ * no matrix is kept between the two calls. For a loss L with dout = dL/dout, over the pairs that see each other, with
+ * the score s_ij and the order of score changes as stated at the top:
+ *
+ *     P_ij = exp(s_ij - lse_i)       D_i = dot(dout_i, out_i)       dS_ij = P_ij * (dot(dout_i, v_j) - D_i)
+ *     dV_j = sum_i P_ij dout_i       dbias_ij = dS_ij               dT_ij = dS_ij * (1 - tanh^2(.)) with softcap
+ *     dQ_i = softmax_scale * sum_j dT_ij k_j                        dK_j  = softmax_scale * sum_i dT_ij q_i
+ *     dslope_h = -sum_ij dS_ij * |i + seqlen_k - seqlen_q - j|      dsink_h = -sum_i exp(sink_h - lse_i) D_i
+ *
+ * Without softcap dT = dS. With grouped heads dK and dV are sums over the group.
+ *
+ * dout     shape of out; q's dtype or float32. Strides of its own: any, 0 included, but 1 in the last dimension.
+ * q, k, v, options    as for fa_forward. Paged K/V (block_table) is refused: FA_UNSUPPORTED.
+ * out      what fa_forward wrote; q's dtype or float32. Any strides, but 1 in the last dimension.
+ * lse      what fa_forward wrote, float32. Not NULL. Both may also come from fa_combine over more keys than these: then
+ *          the results are these keys' part of the gradients (context parallelism), dsink apart, which is the whole.
+ * dq       shape of q;  dk  shape of k;  dv  shape of v;  each q's dtype or float32, NULL: not wanted. Every element is
+ *          written. Outputs must not overlap one another or an input.
+ *
+ * The reference also takes float64 dout, out and lse and writes float64 gradients, for any input.
+ *
+ * A query that may see no key, or whose lse is -inf, contributes exactly 0 everywhere, whatever its q, dout, out and
+ * lse hold, and its dq is 0; a key that no query sees gets dk = dv = 0. NaN or infinity spreads only between queries
+ * and keys that see each other: exactly so on the CPU, on a GPU within a tile as in forward.
+ *
+ * Errors and memory as for fa_forward; fa_plan_backward() tells the working memory, which is linear in the number of
+ * queries. GPU kernels have no backward pass in this version: FA_UNSUPPORTED.
+ */
+FA_API fa_status fa_backward(const fa_tensor *dout, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                             const fa_tensor *out, const fa_tensor *lse, const fa_options *options, const fa_tensor *dq,
+                             const fa_tensor *dk, const fa_tensor *dv);
+
+/* What fa_forward, or fa_backward, would do with the same arguments. */
 typedef struct fa_plan_info {
     size_t size;             /* in: sizeof(fa_plan_info) */
     fa_kernel kernel;        /* never FA_KERNEL_AUTO */
@@ -338,6 +387,11 @@ typedef struct fa_plan_info {
  */
 FA_API fa_status fa_plan(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
                          const fa_tensor *out, const fa_tensor *lse, fa_plan_info *plan);
+/* The same for fa_backward; data pointers of dout, dq, dk and dv may be NULL as well, and so may those of dbias, dsink
+ * and dalibi_slopes. */
+FA_API fa_status fa_plan_backward(const fa_tensor *dout, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                                  const fa_tensor *out, const fa_tensor *lse, const fa_options *options,
+                                  const fa_tensor *dq, const fa_tensor *dk, const fa_tensor *dv, fa_plan_info *plan);
 
 /*
  * Merges partial attention results of the same queries over disjoint sets of keys (key splits, ranks of a

@@ -69,8 +69,8 @@ static fa_status score_tensor_init(fa_score_tensor *s, const char *name, const f
 
 /* ---- q, k, v, out, lse ---- */
 
-static fa_status rows_init(fa_rows *rows, const char *name, const fa_tensor *t, const fa_tensor *q, int32_t ndim,
-                           const char *layout, bool with_data) {
+fa_status fa_rows_init(fa_rows *rows, const char *name, const fa_tensor *t, const fa_tensor *q, int32_t ndim,
+                       const char *layout, bool with_data) {
     FA_TRY(fa_tensor_check(name, t, with_data));
     FA_TRY(fa_tensor_check_ndim(name, t, ndim, layout));
     FA_TRY(fa_tensor_check_device(name, t, q));
@@ -111,9 +111,9 @@ static fa_status inputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor 
                        q->device.device_type, FA_DEVICE_CPU, FA_DEVICE_CUDA);
     p->device_type = q->device.device_type;
     p->device_id = q->device.device_id;
-    FA_TRY(rows_init(&p->q, "q", q, q, varlen_q ? 3 : 4, varlen_q ? packed : dense, with_data));
-    FA_TRY(rows_init(&p->k, "k", k, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
-    FA_TRY(rows_init(&p->v, "v", v, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
+    FA_TRY(fa_rows_init(&p->q, "q", q, q, varlen_q ? 3 : 4, varlen_q ? packed : dense, with_data));
+    FA_TRY(fa_rows_init(&p->k, "k", k, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
+    FA_TRY(fa_rows_init(&p->v, "v", v, q, varlen_k ? 3 : 4, varlen_k ? packed : is_paged ? paged : dense, with_data));
     if (p->k.type != p->q.type)
         return fa_fail(FA_UNSUPPORTED, "k.dtype = %s: must be q's, %s", fa_dtype_text(k->dtype).s,
                        fa_dtype_text(q->dtype).s);
@@ -171,19 +171,18 @@ static fa_status inputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor 
     return FA_OK;
 }
 
-static fa_status outputs_init(fa_problem *p, const fa_tensor *q, const fa_options *o, const fa_tensor *out,
+static fa_status results_init(fa_problem *p, const fa_tensor *q, const fa_options *o, const fa_tensor *out,
                               const fa_tensor *lse, bool with_data) {
     bool varlen_q = o->cu_seqlens_q != NULL;
     bool reference = o->kernel == FA_KERNEL_REFERENCE;
-    FA_TRY(rows_init(&p->out, "out", out, q, varlen_q ? 3 : 4,
-                     varlen_q ? "[total_q, heads, head_dim_v]" : "[batch, seqlen_q, heads, head_dim_v]", with_data));
+    FA_TRY(fa_rows_init(&p->out, "out", out, q, varlen_q ? 3 : 4,
+                        varlen_q ? "[total_q, heads, head_dim_v]" : "[batch, seqlen_q, heads, head_dim_v]", with_data));
     for (int32_t i = 0; i < q->ndim - 1; i++) FA_TRY(fa_tensor_check_extent("out", out, i, q->shape[i], "as in q"));
     FA_TRY(fa_tensor_check_extent("out", out, out->ndim - 1, p->head_dim_v, "v's head_dim_v"));
     if (p->out.type != p->q.type && p->out.type != FA_ELEMENT_FLOAT32 &&
         !(reference && p->out.type == FA_ELEMENT_FLOAT64))
         return fa_fail(FA_UNSUPPORTED, "out.dtype = %s: must be q's, %s, or float32", fa_dtype_text(out->dtype).s,
                        fa_dtype_text(q->dtype).s);
-    FA_TRY(fa_tensor_check_output("out", out));
     if (lse != NULL) {
         FA_TRY(fa_tensor_check("lse", lse, with_data));
         FA_TRY(fa_tensor_check_device("lse", lse, q));
@@ -195,7 +194,6 @@ static fa_status outputs_init(fa_problem *p, const fa_tensor *q, const fa_option
         if (!fa_tensor_element(lse->dtype, &p->lse.type) ||
             !(p->lse.type == FA_ELEMENT_FLOAT32 || (reference && p->lse.type == FA_ELEMENT_FLOAT64)))
             return fa_fail(FA_UNSUPPORTED, "lse.dtype = %s: must be float32", fa_dtype_text(lse->dtype).s);
-        FA_TRY(fa_tensor_check_output("lse", lse));
         int64_t element = fa_element_size(p->lse.type);
         p->lse.data = fa_tensor_data(lse);
         p->lse.batch_stride = varlen_q ? 0 : element * fa_tensor_stride(lse, 0);
@@ -289,6 +287,14 @@ static fa_status lengths_init(fa_problem *p, const fa_tensor *q, const fa_tensor
         return fa_fail(FA_INVALID_ARGUMENT, "max_seqlen_k = %" PRId64 ": the longest sequence has %" PRId64 " keys",
                        o->max_seqlen_k, p->max_seqlen_k);
     return FA_OK;
+}
+
+fa_key_segment fa_problem_key_segment(const fa_problem *p, int64_t n) {
+    fa_key_segment s = {0, p->rows_k};
+    if (p->cu_seqlens_k.data == NULL) return s;
+    s.begin = fa_table_int(&p->cu_seqlens_k, n, 0);
+    s.rows = n == p->batch ? p->rows_k - s.begin : segment(&p->cu_seqlens_k, n, 0);
+    return s;
 }
 
 fa_sequence fa_problem_sequence(const fa_problem *p, int64_t n) {
@@ -394,6 +400,9 @@ static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
     if (o->num_splits < 0 || o->num_splits > MAX_SPLITS)
         return fa_fail(FA_INVALID_ARGUMENT, "num_splits = %" PRId32 ": must be 0 (automatic) .. %d", o->num_splits,
                        MAX_SPLITS);
+    if (o->deterministic != 0 && o->deterministic != 1)
+        return fa_fail(FA_INVALID_ARGUMENT, "deterministic = %" PRId32 ": must be 0 or 1", o->deterministic);
+    if (o->reserved != 0) return fa_fail(FA_INVALID_ARGUMENT, "options.reserved = %" PRId32 ": must be 0", o->reserved);
     if (p->device_type == FA_DEVICE_CPU && o->stream != NULL)
         return fa_fail(FA_INVALID_ARGUMENT, "stream = %p: must be NULL for tensors on the CPU", o->stream);
     bool float64 = p->q.type == FA_ELEMENT_FLOAT64;
@@ -402,31 +411,33 @@ static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
                                        "reference and standard kernels take float64)");
     p->kernel = o->kernel;
     p->isa = o->isa;
-    p->num_threads = o->num_threads;
+    p->num_threads = fa_process_is_fork() ? 1 : o->num_threads;
     p->num_splits = o->num_splits;
     p->stream = o->stream;
     return FA_OK;
 }
 
+void fa_option_inputs(const fa_options *o, fa_named_tensor inputs[FA_OPTION_INPUTS]) {
+    const fa_named_tensor all[FA_OPTION_INPUTS] = {
+        {"bias", o->bias},
+        {"mask", o->mask},
+        {"sink", o->sink},
+        {"alibi_slopes", o->alibi_slopes},
+        {"cu_seqlens_q", o->cu_seqlens_q},
+        {"cu_seqlens_k", o->cu_seqlens_k},
+        {"seqused_q", o->seqused_q},
+        {"seqused_k", o->seqused_k},
+        {"leftpad_k", o->leftpad_k},
+        {"block_table", o->block_table},
+    };
+    memcpy(inputs, all, sizeof all);
+}
+
 /* Comes last: only now every tensor is known to be well formed. */
-static fa_status check_outputs_apart(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *o,
-                                     const fa_tensor *out, const fa_tensor *lse) {
-    const struct {
-        const char *name;
-        const fa_tensor *tensor;
-    } inputs[] = {{"q", q},
-                  {"k", k},
-                  {"v", v},
-                  {"bias", o->bias},
-                  {"mask", o->mask},
-                  {"sink", o->sink},
-                  {"alibi_slopes", o->alibi_slopes},
-                  {"cu_seqlens_q", o->cu_seqlens_q},
-                  {"cu_seqlens_k", o->cu_seqlens_k},
-                  {"seqused_q", o->seqused_q},
-                  {"seqused_k", o->seqused_k},
-                  {"leftpad_k", o->leftpad_k},
-                  {"block_table", o->block_table}};
+static fa_status check_outputs(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *o,
+                               const fa_tensor *out, const fa_tensor *lse) {
+    fa_named_tensor inputs[3 + FA_OPTION_INPUTS] = {{"q", q}, {"k", k}, {"v", v}};
+    fa_option_inputs(o, inputs + 3);
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
         FA_TRY(fa_tensor_check_apart("out", out, inputs[i].name, inputs[i].tensor));
         if (lse != NULL) FA_TRY(fa_tensor_check_apart("lse", lse, inputs[i].name, inputs[i].tensor));
@@ -434,9 +445,19 @@ static fa_status check_outputs_apart(const fa_tensor *q, const fa_tensor *k, con
     return lse == NULL ? FA_OK : fa_tensor_check_apart("lse", lse, "out", out);
 }
 
+/* What fa_backward alone writes. */
+static fa_status refuse_gradients(const fa_options *o) {
+    const fa_named_tensor gradients[] = {{"dbias", o->dbias}, {"dsink", o->dsink}, {"dalibi_slopes", o->dalibi_slopes}};
+    for (size_t i = 0; i < sizeof gradients / sizeof gradients[0]; i++)
+        if (gradients[i].tensor != NULL)
+            return fa_fail(FA_INVALID_ARGUMENT, "%s is given: only fa_backward writes it, so it must be NULL here",
+                           gradients[i].name);
+    return FA_OK;
+}
+
 /* The caller's struct may be older (shorter) or newer (longer) than ours; what we do not know must be zero.
  */
-static fa_status options_read(fa_options *o, const fa_options *options) {
+fa_status fa_options_read(fa_options *o, const fa_options *options) {
     memset(o, 0, sizeof *o);
     if (options == NULL) return FA_OK;
     if (options->size < sizeof options->size)
@@ -449,16 +470,35 @@ static fa_status options_read(fa_options *o, const fa_options *options) {
     return FA_OK;
 }
 
+static fa_status problem_init(fa_problem *p, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                              const fa_options *o, const fa_tensor *out, const fa_tensor *lse, bool backward,
+                              bool with_data) {
+    memset(p, 0, sizeof *p);
+    FA_TRY(inputs_init(p, q, k, v, o, with_data));
+    FA_TRY(results_init(p, q, o, out, lse, with_data));
+    if (!backward) {
+        FA_TRY(fa_tensor_check_output("out", out));
+        if (lse != NULL) FA_TRY(fa_tensor_check_output("lse", lse));
+        FA_TRY(refuse_gradients(o));
+    }
+    FA_TRY(score_options_init(p, o));
+    FA_TRY(execution_options_init(p, o));
+    FA_TRY(lengths_init(p, q, k, o));
+    return score_tensors_init(p, q, o);
+}
+
 fa_status fa_problem_init(fa_problem *p, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                           const fa_options *options, const fa_tensor *out, const fa_tensor *lse, bool with_data) {
     fa_options o;
-    memset(p, 0, sizeof *p);
-    FA_TRY(options_read(&o, options));
-    FA_TRY(inputs_init(p, q, k, v, &o, with_data));
-    FA_TRY(outputs_init(p, q, &o, out, lse, with_data));
-    FA_TRY(score_options_init(p, &o));
-    FA_TRY(execution_options_init(p, &o));
-    FA_TRY(lengths_init(p, q, k, &o));
-    FA_TRY(score_tensors_init(p, q, &o));
-    return check_outputs_apart(q, k, v, &o, out, lse);
+    FA_TRY(fa_options_read(&o, options));
+    FA_TRY(problem_init(p, q, k, v, &o, out, lse, false, with_data));
+    return check_outputs(q, k, v, &o, out, lse);
+}
+
+fa_status fa_problem_init_backward(fa_problem *p, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                                   const fa_options *o, const fa_tensor *out, const fa_tensor *lse, bool with_data) {
+    if (o->block_table != NULL)
+        return fa_fail(FA_UNSUPPORTED, "block_table is given: fa_backward does not take paged k and v");
+    if (lse == NULL) return fa_fail(FA_INVALID_ARGUMENT, "lse = NULL: must be what fa_forward wrote");
+    return problem_init(p, q, k, v, o, out, lse, true, with_data);
 }

@@ -89,16 +89,49 @@ typedef struct fa_sequence {
     fa_visibility visibility;
 } fa_sequence;
 
-/* with_data: data pointers must be there, and tables are read and checked (always, on the CPU); without, as
- * in fa_plan(), q, k, v, out and lse may have none. */
+/* The caller's options in the struct that this version knows; NULL: all defaults. */
+fa_status fa_options_read(fa_options *o, const fa_options *options);
+
+/* A forward call. with_data: data pointers must be there, and tables are read and checked (always, on the CPU);
+ * without, as in fa_plan(), q, k, v, out and lse may have none. */
 fa_status fa_problem_init(fa_problem *problem, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                           const fa_options *options, const fa_tensor *out, const fa_tensor *lse, bool with_data);
+
+/* What a backward call has in common with it: here out and lse are inputs, and lse is there. gradients.h holds the
+ * rest. */
+fa_status fa_problem_init_backward(fa_problem *problem, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                                   const fa_options *o, const fa_tensor *out, const fa_tensor *lse, bool with_data);
+
+/* The tensors among the options that are inputs, with their names; NULL tensors included. */
+typedef struct fa_named_tensor {
+    const char *name;
+    const fa_tensor *tensor;
+} fa_named_tensor;
+enum { FA_OPTION_INPUTS = 10 };
+void fa_option_inputs(const fa_options *o, fa_named_tensor inputs[FA_OPTION_INPUTS]);
+
+/* The rules for q, k, v, and whatever has rows like theirs: a contiguous last dimension, a dtype with a number format.
+ * `ndim` dimensions, [batch,] row, head, element; `layout` names them. */
+fa_status fa_rows_init(fa_rows *rows, const char *name, const fa_tensor *t, const fa_tensor *q, int32_t ndim,
+                       const char *layout, bool with_data);
 
 /* Sequences 0 .. batch-1. With cu_seqlens_q one more follows, of the rows behind the last sequence, which see
  * nothing: whoever loops over fa_problem_sequences() writes every row of the outputs. */
 fa_sequence fa_problem_sequence(const fa_problem *problem, int64_t n);
 
 static inline int64_t fa_problem_sequences(const fa_problem *p) { return p->batch + (p->cu_seqlens_q.data != NULL); }
+
+/* Rows of k and v that belong to sequence n, unused ones included; n == batch, only with cu_seqlens_k: the rows
+ * behind the last sequence, which no query sees. Whoever loops over fa_problem_key_segments() meets every row once.
+ * Not for paged keys. */
+typedef struct fa_key_segment {
+    int64_t begin;
+    int64_t rows;
+} fa_key_segment;
+
+fa_key_segment fa_problem_key_segment(const fa_problem *problem, int64_t n);
+
+static inline int64_t fa_problem_key_segments(const fa_problem *p) { return p->batch + (p->cu_seqlens_k.data != NULL); }
 
 static inline int32_t fa_table_int(const fa_table *table, int64_t i, int64_t j) {
     int32_t x;
@@ -163,12 +196,15 @@ static inline double fa_score_offset(const fa_problem *p, const fa_sequence *s, 
     return offset;
 }
 
+static inline char *fa_lse_address(const fa_problem *p, const fa_sequence *s, int64_t row, int64_t head) {
+    return p->lse.data + s->batch * p->lse.batch_stride + head * p->lse.head_stride +
+           (s->q_begin + row) * p->lse.row_stride;
+}
+
 static inline void fa_problem_store_lse(const fa_problem *p, const fa_sequence *s, int64_t row, int64_t head,
                                         double lse) {
     if (p->lse.data == NULL) return;
-    fa_element_store(p->lse.data + s->batch * p->lse.batch_stride + head * p->lse.head_stride +
-                         (s->q_begin + row) * p->lse.row_stride,
-                     lse, p->lse.type);
+    fa_element_store(fa_lse_address(p, s, row, head), lse, p->lse.type);
 }
 
 #endif

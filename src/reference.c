@@ -15,12 +15,18 @@ static double dot(const char *a, const char *b, int64_t size, fa_element type) {
     return sum;
 }
 
-static double score(const fa_problem *p, const fa_sequence *s, int64_t head, int64_t row, int64_t key) {
+double fa_reference_score(const fa_problem *p, const fa_sequence *s, int64_t head, int64_t row, int64_t key,
+                          double *slope) {
     if (fa_masked_out(p, s->batch, head, row, key)) return -HUGE_VAL;
     const char *q = fa_query_address(&p->q, s, row, head);
     const char *k = fa_key_address(p, &p->k, s, key, head / p->group);
     double x = (double)p->softmax_scale * dot(q, k, p->head_dim, p->q.type);
-    if (p->softcap > 0) x = (double)p->softcap * tanh(x / (double)p->softcap);
+    *slope = 1;
+    if (p->softcap > 0) {
+        double t = tanh(x / (double)p->softcap);
+        x = (double)p->softcap * t;
+        *slope = 1 - t * t;
+    }
     return x + fa_score_offset(p, s, head, row, key);
 }
 
@@ -30,7 +36,8 @@ static void reference_row(const fa_problem *p, const fa_sequence *s, int64_t hea
 
     double max = sink;
     for (int64_t j = keys.begin; j < keys.end; j++) {
-        scores[j] = score(p, s, head, row, j);
+        double slope;
+        scores[j] = fa_reference_score(p, s, head, row, j, &slope);
         if (!isnan(max) && !(scores[j] <= max)) max = scores[j]; /* NaN too, and then it stays */
     }
     double sum = max == -HUGE_VAL ? 0 : exp(sink - max);

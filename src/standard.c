@@ -2,44 +2,25 @@
 /* Attention as it was written before FlashAttention, in the inputs' precision: see reference.h. */
 #include "reference.h"
 
+#include "standard_arithmetic.h"
 #include "status.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* x as the inputs' dtype holds it. */
-static double rounded(double x, fa_element type) {
-    unsigned char bytes[8];
-    fa_element_store(bytes, x, type);
-    return fa_element_load(bytes, type);
-}
-
-/* exp as the running sum holds it. */
-static double exponential(double x, fa_element type) {
-    return type == FA_ELEMENT_FLOAT64 ? exp(x) : (double)(float)exp(x);
-}
-
-/* A running sum: float32, or float64 for float64 inputs. */
-static double added(double sum, double term, fa_element type) {
-    return type == FA_ELEMENT_FLOAT64 ? sum + term : (double)((float)sum + (float)term);
-}
-
-static double dot(const char *a, const char *b, int64_t size, fa_element type) {
-    int64_t step = fa_element_size(type);
-    double sum = 0;
-    for (int64_t i = 0; i < size; i++)
-        sum = added(sum, fa_element_load(a + i * step, type) * fa_element_load(b + i * step, type), type);
-    return sum;
-}
-
-static double score(const fa_problem *p, const fa_sequence *s, int64_t head, int64_t row, int64_t key) {
+double fa_standard_score(const fa_problem *p, const fa_sequence *s, int64_t head, int64_t row, int64_t key,
+                         double *slope) {
     fa_element type = p->q.type;
     if (fa_masked_out(p, s->batch, head, row, key)) return -HUGE_VAL;
     const char *q = fa_query_address(&p->q, s, row, head);
     const char *k = fa_key_address(p, &p->k, s, key, head / p->group);
-    double x = rounded((double)p->softmax_scale * rounded(dot(q, k, p->head_dim, type), type), type);
-    if (p->softcap > 0)
-        x = rounded((double)p->softcap * rounded(tanh(rounded(x / (double)p->softcap, type)), type), type);
+    double x = rounded((double)p->softmax_scale * rounded(dot(q, type, k, type, p->head_dim, type), type), type);
+    *slope = 1;
+    if (p->softcap > 0) {
+        double t = rounded(tanh(rounded(x / (double)p->softcap, type)), type);
+        x = rounded((double)p->softcap * t, type);
+        *slope = rounded(1 - t * t, type);
+    }
     return rounded(x + fa_score_offset(p, s, head, row, key), type);
 }
 
@@ -50,7 +31,8 @@ static void standard_row(const fa_problem *p, const fa_sequence *s, int64_t head
 
     double max = sink;
     for (int64_t j = keys.begin; j < keys.end; j++) {
-        scores[j] = score(p, s, head, row, j);
+        double slope;
+        scores[j] = fa_standard_score(p, s, head, row, j, &slope);
         if (!isnan(max) && !(scores[j] <= max)) max = scores[j]; /* NaN too, and then it stays */
     }
     double sum = max == -HUGE_VAL ? 0 : exponential(sink - max, type);

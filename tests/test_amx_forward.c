@@ -21,8 +21,13 @@ static bool machine_can(void) {
 }
 
 /* In place of src/cpu/dispatch.c. */
-const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status) {
     *status = isa == FA_ISA_AMX || isa == FA_ISA_AUTO ? FA_OK : fa_fail(FA_UNSUPPORTED, "isa = %d: only amx", (int)isa);
+    return *status == FA_OK ? FA_ISA_AMX : FA_ISA_AUTO;
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
+    (void)fa_cpu_isa_select(isa, status);
     if (*status != FA_OK) return NULL;
     return type == FA_ELEMENT_BFLOAT16 ? fa_cpu_kernels_amx() : fa_cpu_kernels_avx512();
 }

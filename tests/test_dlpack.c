@@ -60,4 +60,25 @@ static void a_DLTensor_is_taken_where_a_fa_tensor_is_asked_for(void **state) {
     assert_true(out[0] == 3.0f && out[1] == 4.0f);
 }
 
-RUN_TESTS(cmocka_unit_test(a_DLTensor_is_taken_where_a_fa_tensor_is_asked_for))
+/* NumPy exports an array without elements with strides of 0. */
+static void strides_of_a_tensor_without_elements_mean_nothing(void **state) {
+    (void)state;
+    float q[4] = {1, 2, 3, 4}, out[4] = {-1, -1, -1, -1};
+    int64_t q_shape[4] = {1, 2, 1, 2}, k_shape[4] = {1, 0, 1, 2}, strides[4] = {0, 0, 0, 0};
+    fa_tensor tq = {.data = q, .device = {FA_DEVICE_CPU, 0}, .ndim = 4, .dtype = FA_FLOAT32, .shape = q_shape};
+    fa_tensor tk = tq, to = tq;
+    tk.shape = k_shape;
+    tk.strides = strides;
+    to.data = out;
+    assert_int_equal(fa_forward(&tq, &tk, &tk, NULL, &to, NULL), FA_OK);
+    assert_true(out[0] == 0.0f && out[1] == 0.0f && out[2] == 0.0f && out[3] == 0.0f);
+    to.shape = tq.shape = k_shape; /* and of one that would be written */
+    to.strides = tq.strides = strides;
+    assert_int_equal(fa_forward(&tq, &tk, &tk, NULL, &to, NULL), FA_OK);
+    q_shape[1] = 1; /* with elements the last stride counts again */
+    tk.shape = q_shape;
+    assert_int_equal(fa_forward(&tq, &tk, &tk, NULL, &to, NULL), FA_INVALID_ARGUMENT);
+}
+
+RUN_TESTS(cmocka_unit_test(a_DLTensor_is_taken_where_a_fa_tensor_is_asked_for),
+          cmocka_unit_test(strides_of_a_tensor_without_elements_mean_nothing))

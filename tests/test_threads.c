@@ -18,6 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- Shapes ---- */
 
@@ -460,7 +462,32 @@ static void environment_variable_for_the_instruction_set(void **state) {
     call_free(a);
 }
 
-RUN_TESTS(cmocka_unit_test(same_bits_for_any_number_of_threads),
+/* Data loaders and the like: OpenMP's threads do not survive fork(), and waiting for them would never end. */
+static void a_forked_process_computes_too(void **state) {
+    (void)state;
+    attention_case c = shape(1);
+    attention_call *a = call_new(&c);
+    a->options.num_threads = 2;
+    contender automatic = {FA_KERNEL_AUTO, FA_ISA_AUTO};
+    outputs parent = run_call(a, automatic);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        (void)alarm(20); /* a child that hangs is ended by a signal */
+        outputs x = run_call(a, automatic);
+        fa_plan_info info = {.size = sizeof info};
+        fa_status status = fa_plan(&a->q->fa, &a->k->fa, &a->v->fa, &a->options, &x.out->fa, &x.lse->fa, &info);
+        bool good = status == FA_OK && info.num_threads == 1 && tensor_first_difference(x.out, parent.out) < 0;
+        _exit(good ? 0 : 1);
+    }
+    int result = -1;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    outputs_free(&parent);
+    call_free(a);
+}
+
+RUN_TESTS(cmocka_unit_test(same_bits_for_any_number_of_threads), cmocka_unit_test(a_forked_process_computes_too),
           cmocka_unit_test(same_bits_for_any_number_of_threads_at_random), cmocka_unit_test(same_bits_in_thirty_runs),
           cmocka_unit_test(any_number_of_splits_keeps_the_budget),
           cmocka_unit_test(I7_one_split_does_not_depend_on_the_batch), cmocka_unit_test(calls_from_several_threads),

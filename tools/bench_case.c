@@ -83,46 +83,76 @@ void bench_common_text(const bench_list *list, char *text, size_t size) {
 
 /* ---- Measuring ---- */
 
-/* Describes q, k and v without data, or allocates them. */
-static int make_inputs(const bench_case *c, const score_settings *scores, bool with_data, attention *a, tensor *out) {
+/* What is written by a call, and what backward reads besides q, k and v. */
+typedef struct results {
+    tensor out, lse, dout, dq, dk, dv;
+} results;
+
+/* Describes q, k and v without data, or allocates them; likewise the rest, of which forward has out alone. */
+static int make_tensors(const bench_case *c, const score_settings *scores, bool with_data, attention *a, results *r) {
     static const tensor_settings no_tensors = {.bias = NULL};
     int64_t q[4] = {c->batch, c->seqlen_q, c->heads, c->head_dim};
-    int64_t k[4] = {c->batch, c->seqlen_k, c->heads_kv, c->head_dim};
+    int64_t k[4] = {c->batch, c->seqlen_k, c->heads_kv, c->head_dim}, lse[3] = {c->batch, c->heads, c->seqlen_q};
     fa_dtype dtype = dtype_of_element(c->dtype);
-    const fa_device cpu = {FA_DEVICE_CPU, 0};
     int code = attention_set_options(a, scores, &no_tensors, NULL);
     a->options.kernel = FA_KERNEL_CPU;
     a->options.isa = c->isa;
     a->options.num_threads = c->threads;
     if (code != EXIT_CODE_OK) return code;
-    if (!with_data) {
-        const fa_tensor q_shape = {.device = cpu, .ndim = 4, .dtype = dtype, .shape = q};
-        const fa_tensor k_shape = {.device = cpu, .ndim = 4, .dtype = dtype, .shape = k};
-        tensor_view(&a->q, &q_shape);
-        tensor_view(&a->k, &k_shape);
-        tensor_view(&a->v, &k_shape);
-        tensor_view(out, &q_shape);
-        return EXIT_CODE_OK;
+    const struct {
+        tensor *t;
+        const int64_t *shape;
+        bool backward; /* only */
+    } all[] = {{&a->q, q, false},   {&a->k, k, false}, {&a->v, k, false}, {&r->out, q, false}, {&r->lse, lse, true},
+               {&r->dout, q, true}, {&r->dq, q, true}, {&r->dk, k, true}, {&r->dv, k, true}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i].backward && !c->backward) continue;
+        bool is_lse = all[i].t == &r->lse;
+        const fa_tensor shape = {.device = {FA_DEVICE_CPU, 0},
+                                 .ndim = is_lse ? 3 : 4,
+                                 .dtype = is_lse ? dtype_of_element(FA_ELEMENT_FLOAT32) : dtype,
+                                 .shape = (int64_t *)all[i].shape};
+        if (!with_data)
+            tensor_view(all[i].t, &shape);
+        else if (!tensor_allocate(all[i].t, shape.dtype, shape.ndim, all[i].shape))
+            return fail_memory("the tensors");
     }
-    if (!tensor_allocate(&a->q, dtype, 4, q) || !tensor_allocate(&a->k, dtype, 4, k) ||
-        !tensor_allocate(&a->v, dtype, 4, k) || !tensor_allocate(out, dtype, 4, q))
-        return fail_memory("q, k, v and the output");
+    if (!with_data) return EXIT_CODE_OK;
     tensor_fill_normal(&a->q, 1);
     tensor_fill_normal(&a->k, 2);
     tensor_fill_normal(&a->v, 3);
+    if (!c->backward) return EXIT_CODE_OK;
+    tensor_fill_normal(&r->dout, 4);
+    if (fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &r->out.t, &r->lse.t) != FA_OK) return fail_library();
     return EXIT_CODE_OK;
+}
+
+static void results_free(results *r) {
+    tensor *all[] = {&r->out, &r->lse, &r->dout, &r->dq, &r->dk, &r->dv};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) tensor_free(all[i]);
+}
+
+/* The call that is measured. */
+static fa_status call(const bench_case *c, const attention *a, const results *r) {
+    if (!c->backward) return fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &r->out.t, NULL);
+    return fa_backward(&r->dout.t, &a->q.t, &a->k.t, &a->v.t, &r->out.t, &r->lse.t, &a->options, &r->dq.t, &r->dk.t,
+                       &r->dv.t);
 }
 
 int bench_case_plan(bench_case *c, const score_settings *scores, int threads) {
     attention a = {.file_ndim = 4};
-    tensor out;
+    results r = {.out = {.memory = NULL}};
     fa_plan_info plan = {.size = sizeof plan};
     c->threads = threads;
-    int code = make_inputs(c, scores, false, &a, &out);
+    int code = make_tensors(c, scores, false, &a, &r);
     if (code != EXIT_CODE_OK) return code;
-    if (fa_plan(&a.q.t, &a.k.t, &a.v.t, &a.options, &out.t, NULL, &plan) != FA_OK) return fail_library();
+    fa_status status = c->backward ? fa_plan_backward(&r.dout.t, &a.q.t, &a.k.t, &a.v.t, &r.out.t, &r.lse.t, &a.options,
+                                                      &r.dq.t, &r.dk.t, &r.dv.t, &plan)
+                                   : fa_plan(&a.q.t, &a.k.t, &a.v.t, &a.options, &r.out.t, NULL, &plan);
+    if (status != FA_OK) return fail_library();
     c->isa = plan.isa;
-    c->flops = attention_flops(&a);
+    /* Backward has five products of that size in place of two. */
+    c->flops = attention_flops(&a) * (c->backward ? 2.5 : 1);
     c->bytes = (double)((tensor_elements(&a.q.t) + tensor_elements(&a.k.t)) * 2 * (a.q.t.dtype.bits / 8));
     memcpy(c->plan, plan.name, sizeof c->plan);
     return EXIT_CODE_OK;
@@ -150,8 +180,7 @@ static double read_inputs(const attention *a, int threads) {
 }
 
 /* Peak and calls take turns, so that a changing clock meets both. */
-static int take_samples(bench_case *c, const attention *a, const tensor *out, const bench_clock *time,
-                        double *samples) {
+static int take_samples(bench_case *c, const attention *a, const results *r, const bench_clock *time, double *samples) {
     const double slice = 0.003; /* seconds; long against starting threads, short against changes of the clock */
     double begin = now_seconds();
     c->repetitions = 0;
@@ -164,7 +193,7 @@ static int take_samples(bench_case *c, const attention *a, const tensor *out, co
         double round = now_seconds(), now = round;
         while (c->repetitions < SAMPLES_MAX && now - round < slice) {
             double start = now;
-            if (fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &out->t, NULL) != FA_OK) return fail_library();
+            if (call(c, a, r) != FA_OK) return fail_library();
             now = now_seconds();
             samples[c->repetitions++] = now - start;
         }
@@ -177,14 +206,13 @@ static int take_samples(bench_case *c, const attention *a, const tensor *out, co
 
 int bench_case_measure(bench_case *c, const score_settings *scores, const bench_clock *time) {
     attention a = {.file_ndim = 4};
-    tensor out = {.memory = NULL};
+    results r = {.out = {.memory = NULL}};
     double *samples = malloc(SAMPLES_MAX * sizeof *samples);
     progress_update(time->bar, time->done, time->label);
-    int code = samples == NULL ? fail_memory("the samples") : make_inputs(c, scores, true, &a, &out);
+    int code = samples == NULL ? fail_memory("the samples") : make_tensors(c, scores, true, &a, &r);
     if (code == EXIT_CODE_OK) { /* once untimed: pages of the output, caches, threads */
-        if (c->flops < 2e10 && fa_forward(&a.q.t, &a.k.t, &a.v.t, &a.options, &out.t, NULL) != FA_OK)
-            code = fail_library();
-        if (code == EXIT_CODE_OK) code = take_samples(c, &a, &out, time, samples);
+        if (c->flops < 2e10 && call(c, &a, &r) != FA_OK) code = fail_library();
+        if (code == EXIT_CODE_OK) code = take_samples(c, &a, &r, time, samples);
     }
     if (code == EXIT_CODE_OK) {
         qsort(samples, (size_t)c->repetitions, sizeof *samples, compare_doubles);
@@ -192,7 +220,7 @@ int bench_case_measure(bench_case *c, const score_settings *scores, const bench_
         c->median = samples[c->repetitions / 2];
     }
     free(samples);
-    tensor_free(&out);
+    results_free(&r);
     attention_close(&a);
     return code;
 }

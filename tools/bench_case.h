@@ -9,6 +9,7 @@
 typedef struct bench_case {
     fa_element dtype;
     fa_isa isa;
+    bool backward;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim;
 
     char plan[64];

@@ -78,6 +78,7 @@ static json_t *case_json(const bench_case *c) {
         (void)json_object_set_new(entry, bench_property_name(property),
                                   text ? json_string(value) : json_integer(bench_property_value(c, property)));
     }
+    (void)json_object_set_new(entry, "backward", json_boolean(c->backward));
     (void)json_object_set_new(entry, "plan", json_string(c->plan));
     (void)json_object_set_new(entry, "flops", json_rounded(c->flops));
     (void)json_object_set_new(entry, "repetitions", json_integer(c->repetitions));
@@ -189,7 +190,8 @@ static int write_plot(const bench_list *list, const char *path) {
     (void)fill_plot(list, plot);
     machine_name(machine, sizeof machine);
     bench_common_text(list, common, sizeof common);
-    (void)snprintf(plot->title, sizeof plot->title, "Attention forward, flashattn %s", fa_version_text());
+    (void)snprintf(plot->title, sizeof plot->title, "Attention %s, flashattn %s",
+                   list->cases[0].backward ? "backward" : "forward", fa_version_text());
     (void)snprintf(plot->subtitle, sizeof plot->subtitle, "%.100s, %d thread%s, %s", machine, list->threads,
                    list->threads == 1 ? "" : "s", common);
     int code = plot_lines(path, plot);

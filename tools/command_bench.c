@@ -17,8 +17,9 @@
 
 typedef struct bench_settings {
     option_integer_list batch, heads, heads_kv, seqlen, seqlen_q, seqlen_k, head_dim;
-    uint32_t dtypes;  /* bits of fa_element */
-    uint32_t isas;    /* bits of fa_isa */
+    uint32_t dtypes; /* bits of fa_element */
+    uint32_t isas;   /* bits of fa_isa */
+    bool backward;
     int device;       /* index of device_choice */
     uint32_t kernels; /* bits of fa_kernel */
     option_integer threads;
@@ -61,6 +62,10 @@ static const option shape_options[] = {
 };
 
 static const option bench_options[] = {
+    {.name = "backward",
+     .kind = OPTION_FLAG,
+     .offset = BENCH(backward),
+     .help = "measure the gradients of q, k and v in place of the output"},
     {.name = "device",
      .kind = OPTION_CHOICE,
      .offset = BENCH(device),
@@ -181,19 +186,19 @@ static bool any_shape_given(const bench_settings *s) {
     return false;
 }
 
-static bool isa_chosen(uint32_t isas, int isa, fa_element dtype) {
-    if (isas == 0) return isa == FA_ISA_AUTO;
-    if (isas == OPTION_CHOICES_ALL)
-        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK && isa_serves((fa_isa)isa, dtype);
-    return (isas >> isa & 1) != 0;
+static bool isa_chosen(const bench_settings *s, int dtype, int isa) {
+    if (s->isas == 0) return isa == FA_ISA_AUTO;
+    if (s->isas != OPTION_CHOICES_ALL) return (s->isas >> isa & 1) != 0;
+    if (!isa_serves((fa_isa)isa, (fa_element)dtype)) return false; /* the same as avx512 */
+    return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
 }
 
 static int make_list(bench_list *list, const bench_settings *s, const score_settings *scores) {
     uint32_t dtypes = s->dtypes == 0 ? UINT32_C(1) << FA_ELEMENT_FLOAT32 : s->dtypes;
     for (int dtype = 0; bench_dtype_choice(dtype) != NULL; dtype++) {
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s->isas, isa, (fa_element)dtype)) continue;
-            bench_case c = {.dtype = (fa_element)dtype, .isa = (fa_isa)isa};
+            if ((dtypes >> dtype & 1) == 0 || !isa_chosen(s, dtype, isa)) continue;
+            bench_case c = {.dtype = (fa_element)dtype, .isa = (fa_isa)isa, .backward = s->backward};
             if (!(any_shape_given(s) ? add_given_shapes(list, s, c) : add_default_shapes(list, c)))
                 return fail_memory("the list of cases");
         }
@@ -202,7 +207,9 @@ static int make_list(bench_list *list, const bench_settings *s, const score_sett
     static const tensor_settings no_tensors = {.bias = NULL};
     int code = attention_set_options(&a, scores, &no_tensors, NULL);
     if (code != EXIT_CODE_OK) return code;
-    attention_describe(&a, list->rules, sizeof list->rules);
+    char rules[sizeof list->rules - 16];
+    attention_describe(&a, rules, sizeof rules);
+    (void)snprintf(list->rules, sizeof list->rules, "%s%s", s->backward ? "backward, " : "", rules);
     for (size_t i = 0; i < list->count; i++) { /* all are planned before the first is measured */
         code = bench_case_plan(&list->cases[i], scores, list->threads);
         if (code != EXIT_CODE_OK) return code;
@@ -288,13 +295,15 @@ int command_bench(int argc, char **argv) {
         .usage = "[OPTION ...]",
         .description =
             "Measures the cpu kernel on random numbers. GFLOP/s counts 2 * (head_dim + head_dim_v) operations for each "
-            "pair of a query and a key that it may see. The FMA peak is measured in the same run with the same "
+            "pair of a query and a key that it may see, and 2.5 times that with --backward. The FMA peak is measured "
+            "in the same run with the same "
             "instruction set and threads: multiply-adds on registers alone, in turns with the kernel; a kernel that "
             "never waited would reach it. \"of read\" is the share of the speed at which q, k and v can be read from "
             "where "
             "they are, measured in the same turns: the ceiling of decoding. Without sizes, a default set runs.",
         .examples = "  flashattn bench\n"
                     "  flashattn bench --seqlen 512,1024,2048,4096 --head-dim 64,128 --causal\n"
+                    "  flashattn bench --backward --dtype float32,bfloat16 --seqlen 1024\n"
                     "  flashattn bench --isa all --dtype all --seqlen 1024 --plot speed.svg\n"
                     "  flashattn bench --seqlen-q 1 --seqlen-k 4096,16384 --heads 32 --heads-kv 8\n"
                     "  flashattn bench --device cuda --kernel v2,v3 --head-dim 128 --causal\n"
@@ -308,6 +317,8 @@ int command_bench(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, NULL, &count, &code)) return code;
     code = check_settings_agree(&settings);
     if (code != EXIT_CODE_OK) return code;
+    if (settings.device == 1 && settings.backward)
+        return fail_usage("--backward: GPU kernels have no backward pass in this version");
     if (settings.device == 1) return run_on_gpu(&settings, &scores);
     if (settings.kernels != 0)
         return fail_usage("--kernel: is for --device cuda; on the CPU the cpu kernel is measured");

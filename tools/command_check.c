@@ -5,6 +5,7 @@
  * plus a few float32 roundings, for the case that plain attention happens to be exact.
  */
 #include "attention.h"
+#include "check.h"
 #include "command.h"
 #include "json_output.h"
 #include "message.h"
@@ -17,30 +18,12 @@
 #include <string.h>
 #include <time.h>
 
-/* Four roundings of float32, relative to the largest value (lse: to 1 at least). */
-#define BUDGET_FLOOR 0x1p-22
-
-typedef struct check_settings {
-    option_integer batch, heads, heads_kv, seqlen, seqlen_q, seqlen_k, head_dim, head_dim_v;
-    uint32_t dtypes; /* bits of fa_element */
-    option_integer seed;
-    uint32_t kernels; /* bits of checked_kernels; 0: cpu */
-    uint32_t isas;    /* of the cpu kernel, bits of fa_isa; 0: all that can run */
-    parallel_settings parallel;
-    const char *expected, *expected_lse;
-    const char *json;
-} check_settings;
-
 #define CHECK(member) offsetof(check_settings, member)
 #define SIZE_OPTION(option_name, member, text)                                                              \
     {                                                                                                       \
         .name = option_name, .kind = OPTION_INTEGER, .offset = CHECK(member), .placeholder = "N", .min = 1, \
         .max = INT64_C(1) << 30, .help = text                                                               \
     }
-
-/* The reference and plain attention are what others are judged by. */
-static const fa_kernel checked_kernels[] = {FA_KERNEL_CPU, FA_KERNEL_V1, FA_KERNEL_V2, FA_KERNEL_V3, FA_KERNEL_V4};
-#define CHECKED_KERNELS ((int)(sizeof checked_kernels / sizeof checked_kernels[0]))
 
 static const char *checked_kernel_choice(int index) {
     return index < CHECKED_KERNELS ? fa_kernel_name(checked_kernels[index]) : NULL;
@@ -75,6 +58,10 @@ static const option random_options[] = {
 };
 
 static const option check_options[] = {
+    {.name = "backward",
+     .kind = OPTION_FLAG,
+     .offset = CHECK(backward),
+     .help = "check the gradients, for a random gradient of the output"},
     {.name = "kernel",
      .kind = OPTION_CHOICE_LIST,
      .offset = CHECK(kernels),
@@ -106,51 +93,6 @@ static const option check_options[] = {
      .help = "write the results as JSON; -: to standard output, instead of the table"},
 };
 
-/* ---- Errors ---- */
-
-typedef struct error_size {
-    double max;       /* largest absolute difference */
-    double frobenius; /* root of the sum of squares, relative to that of the reference */
-    double largest;   /* absolute value in the reference */
-} error_size;
-
-static double load(const tensor *t, const int64_t *index) {
-    fa_element element = FA_ELEMENT_FLOAT32;
-    (void)element_of_dtype(t->t.dtype, &element);
-    return fa_element_load(tensor_address(&t->t, index), element);
-}
-
-/* Steps an index through a shape; false behind the last element. */
-static bool next_index(const tensor *t, int64_t *index) {
-    for (int32_t i = t->t.ndim - 1; i >= 0; i--) {
-        if (++index[i] < t->shape[i]) return true;
-        index[i] = 0;
-    }
-    return false;
-}
-
-/* Equal infinities do not differ; a NaN on either side makes the error NaN, which is within no budget. */
-static error_size compare(const tensor *x, const tensor *reference) {
-    error_size e = {0, 0, 0};
-    double squares = 0, reference_squares = 0;
-    int64_t index[TENSOR_MAX_NDIM] = {0};
-    if (tensor_elements(&reference->t) == 0) return e;
-    do {
-        double a = load(x, index), b = load(reference, index);
-        double difference = a == b ? 0 : fabs(a - b);
-        if (!(difference <= e.max)) e.max = difference; /* NaN comes in here, and +inf and NaN stay */
-        if (isnan(difference)) e.max = (double)NAN;
-        squares += difference * difference;
-        if (isfinite(b)) {
-            reference_squares += b * b;
-            e.largest = fmax(e.largest, fabs(b));
-        }
-        if (isnan(e.max)) break;
-    } while (next_index(reference, index));
-    e.frobenius = isnan(e.max) ? e.max : squares > 0 ? sqrt(squares / reference_squares) : 0;
-    return e;
-}
-
 /* ---- One row of the table ---- */
 
 typedef struct check_row {
@@ -168,14 +110,6 @@ static void judge(check_row *row, const error_size *standard_out, const error_si
     row->good = row->out.max <= row->out_budget && row->out.frobenius <= row->frobenius_budget;
     if (standard_lse != NULL && !(row->lse.max <= row->lse_budget)) row->good = false;
 }
-
-typedef struct check_report {
-    text_table table;
-    json_t *rows;
-    size_t bad;
-    progress bar;
-    double done;
-} check_report;
 
 static void add_row(check_report *r, const check_row *row) {
     text_table_row *cells = text_table_add(&r->table);
@@ -211,21 +145,16 @@ static void add_row(check_report *r, const check_row *row) {
     (void)json_array_append_new(r->rows, entry);
 }
 
-static void report_begin(check_report *r, double steps) {
-    static const char *const heading[] = {"dtype",  "kernel",    "max error", "budget", "rel. error",
-                                          "budget", "lse error", "budget",    "verdict"};
+static void report_begin(check_report *r, bool backward, double steps) {
+    static const char *const forward_heading[] = {"dtype",  "kernel",    "max error", "budget",  "rel. error",
+                                                  "budget", "lse error", "budget",    "verdict", ""};
+    const char *const *heading = backward ? check_backward_heading : forward_heading;
     memset(r, 0, sizeof *r);
     r->rows = json_array();
-    text_table_begin(&r->table, "llrrrrrrl");
+    text_table_begin(&r->table, backward ? "lllrrrrl" : "llrrrrrrl");
     text_table_row *cells = text_table_add(&r->table);
-    for (size_t c = 0; c < sizeof heading / sizeof heading[0];) text_table_cell(cells, &c, "%s", heading[c]);
+    for (size_t c = 0; heading[c][0] != '\0';) text_table_cell(cells, &c, "%s", heading[c]);
     progress_begin(&r->bar, steps);
-}
-
-static void step(check_report *r, const char *label) {
-    r->bar.drawn = -1; /* steps are long: show each */
-    progress_update(&r->bar, r->done, label);
-    r->done += 1;
 }
 
 /* ---- Checking one set of q, k and v ---- */
@@ -250,21 +179,6 @@ static int compute(attention *a, const check_settings *s, fa_kernel kernel, fa_i
     return EXIT_CODE_OK;
 }
 
-/* What is asked for by name is run, so that the library says why it cannot; "all" means what can run. */
-static bool isa_chosen(const check_settings *s, const attention *a, int isa) {
-    fa_element type;
-    if (s->isas == 0 || s->isas == OPTION_CHOICES_ALL)
-        return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK && element_of_dtype(a->q.t.dtype, &type) &&
-               isa_serves((fa_isa)isa, type);
-    return (s->isas >> isa & 1) != 0;
-}
-
-static bool kernel_chosen(const check_settings *s, int index) {
-    if (s->kernels == 0) return checked_kernels[index] == FA_KERNEL_CPU;
-    if (s->kernels == OPTION_CHOICES_ALL) return fa_kernel_supported(checked_kernels[index]) == FA_OK;
-    return (s->kernels >> index & 1) != 0;
-}
-
 /* What the kernels are judged by. */
 typedef struct yardstick {
     const char *dtype;
@@ -275,16 +189,15 @@ typedef struct yardstick {
 static int check_one(attention *a, const check_settings *s, const yardstick *y, fa_kernel kernel, fa_isa isa, result *r,
                      check_report *report) {
     char name[32], label[64];
-    (void)snprintf(name, sizeof name, "%s%s%s", fa_kernel_name(kernel), isa == FA_ISA_AUTO ? "" : " ",
-                   isa == FA_ISA_AUTO ? "" : fa_isa_name(isa));
+    check_name(kernel, isa, name, sizeof name);
     (void)snprintf(label, sizeof label, "%s %s", y->dtype, name);
-    step(report, label);
+    check_step(report, label);
     int code = compute(a, s, kernel, isa, r);
     if (code != EXIT_CODE_OK) return code;
     check_row row = {.dtype = y->dtype,
                      .name = name,
-                     .out = compare(&r->out, &y->reference->out),
-                     .lse = compare(&r->lse, &y->reference->lse)};
+                     .out = error_between(&r->out, &y->reference->out),
+                     .lse = error_between(&r->lse, &y->reference->lse)};
     judge(&row, &y->standard_out, &y->standard_lse);
     add_row(report, &row);
     return EXIT_CODE_OK;
@@ -293,9 +206,9 @@ static int check_one(attention *a, const check_settings *s, const yardstick *y, 
 static int check_kernels(attention *a, const check_settings *s, const yardstick *y, result *r, check_report *report) {
     for (int index = 0; index < CHECKED_KERNELS; index++) {
         fa_kernel kernel = checked_kernels[index];
-        if (!kernel_chosen(s, index)) continue;
+        if (!check_kernel_chosen(s, index)) continue;
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if (kernel == FA_KERNEL_CPU ? !isa_chosen(s, a, isa) : isa != FA_ISA_AUTO) continue;
+            if (kernel == FA_KERNEL_CPU ? !check_isa_chosen(s, a, isa) : isa != FA_ISA_AUTO) continue;
             int code = check_one(a, s, y, kernel, (fa_isa)isa, r, report);
             if (code != EXIT_CODE_OK) return code;
         }
@@ -325,8 +238,8 @@ static int check_expected(attention *a, const check_settings *s, const yardstick
     if (code == EXIT_CODE_OK && s->expected_lse != NULL)
         code = find_expected(a, "--expected-lse", s->expected_lse, &lse, &expected_lse);
     if (code != EXIT_CODE_OK) return code;
-    check_row row = {.dtype = y->dtype, .name = "expected", .out = compare(&expected, &out)};
-    if (s->expected_lse != NULL) row.lse = compare(&expected_lse, &lse);
+    check_row row = {.dtype = y->dtype, .name = "expected", .out = error_between(&expected, &out)};
+    if (s->expected_lse != NULL) row.lse = error_between(&expected_lse, &lse);
     judge(&row, &y->standard_out, s->expected_lse != NULL ? &y->standard_lse : NULL);
     add_row(report, &row);
     return EXIT_CODE_OK;
@@ -338,15 +251,15 @@ static int check_all(attention *a, const check_settings *s, const char *dtype, r
     yardstick y = {.dtype = dtype, .reference = reference};
     char label[64];
     (void)snprintf(label, sizeof label, "%s reference", dtype);
-    step(report, label);
+    check_step(report, label);
     int code = compute(a, s, FA_KERNEL_REFERENCE, FA_ISA_AUTO, reference);
     if (code != EXIT_CODE_OK) return code;
     (void)snprintf(label, sizeof label, "%s standard", dtype);
-    step(report, label);
+    check_step(report, label);
     code = compute(a, s, FA_KERNEL_STANDARD, FA_ISA_AUTO, r);
     if (code != EXIT_CODE_OK) return code;
-    y.standard_out = compare(&r->out, &reference->out);
-    y.standard_lse = compare(&r->lse, &reference->lse);
+    y.standard_out = error_between(&r->out, &reference->out);
+    y.standard_lse = error_between(&r->lse, &reference->lse);
     code = check_kernels(a, s, &y, r, report);
     if (code != EXIT_CODE_OK || s->expected == NULL) return code;
     return check_expected(a, s, &y, report);
@@ -357,6 +270,7 @@ static int check_inputs(attention *a, const check_settings *s, check_report *r) 
     result reference, kernel;
     char dtype[16];
     dtype_text(a->q.t.dtype, dtype, sizeof dtype);
+    if (s->backward) return check_backward(a, s, dtype, r);
     int code = attention_allocate(a, float64, float64, &reference.out, &reference.lse);
     if (code != EXIT_CODE_OK) return code;
     code = attention_allocate(a, a->q.t.dtype, float32, &kernel.out, &kernel.lse);
@@ -433,6 +347,8 @@ static int finish(const check_settings *s, const attention *a, bool random, chec
 
 /* An option that the chosen kind of input would ignore, or NULL. */
 static const char *misplaced_option(const check_settings *s, bool random) {
+    if (s->backward && (s->expected != NULL || s->expected_lse != NULL))
+        return "--expected and --expected-lse are outputs, but --backward checks gradients";
     if (s->expected == NULL && s->expected_lse != NULL) return "--expected-lse needs --expected";
     if (random) return s->expected != NULL ? "--expected needs input files" : NULL;
     const option_integer sizes[] = {s->batch,    s->heads,    s->heads_kv,   s->seqlen, s->seqlen_q,
@@ -466,6 +382,7 @@ int command_check(int argc, char **argv) {
             "is over its budget. The reference is slow: about 0.2 s for 4 heads of 256 x 256.",
         .examples = "  flashattn check\n"
                     "  flashattn check --head-dim 128 --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --causal\n"
+                    "  flashattn check --backward --causal --heads-kv 2\n"
                     "  flashattn check --isa avx2 --dtype bfloat16 --seed 7\n"
                     "  flashattn check layer.safetensors --expected :out --expected-lse :lse\n",
         .groups = groups,
@@ -482,7 +399,7 @@ int command_check(int argc, char **argv) {
 
     attention a = {.file_ndim = 0};
     check_report r;
-    report_begin(&r, 5.0 * (random ? 3 : 1));
+    report_begin(&r, settings.backward, 5.0 * (random ? 3 : 1));
     code = attention_set_options(&a, &scores, &tensors, count == 1 ? arguments[0] : NULL);
     if (code == EXIT_CODE_OK) {
         if (random) {

@@ -192,8 +192,13 @@ static fa_status automatic(fa_isa *isa) {
     return FA_OK;
 }
 
-const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status) {
     *status = isa == FA_ISA_AUTO ? automatic(&isa) : check(isa, "isa");
+    return *status == FA_OK ? isa : FA_ISA_AUTO;
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
+    isa = fa_cpu_isa_select(isa, status);
     if (*status != FA_OK) return NULL;
     while (table(isa) == NULL || (table(isa)->operand != FA_ELEMENT_FLOAT32 && table(isa)->operand != type)) --isa;
     return table(isa);

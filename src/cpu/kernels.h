@@ -110,6 +110,9 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);
 const fa_cpu_kernels *fa_cpu_kernels_amx(void);
 
+/* The instruction set that an option means: FA_ISA_AUTO asks the environment, then the machine. On failure FA_ISA_AUTO,
+ * with the status and the sentence set as for a public call. */
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status);
 /* The table for an instruction set and a type of inputs; FA_ISA_AUTO asks the environment, then the machine. An instruction
  * set without operands of that type of its own stands for the best one below it that works in float32. On failure NULL,
  * with the status and the sentence set as for a public call. */

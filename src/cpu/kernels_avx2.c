@@ -139,6 +139,8 @@ static inline void v_transpose(vector *x) {
 #    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
+#    include "kernels_backward_simd.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_AVX2,
                                          .panel = PANEL,
@@ -159,8 +161,16 @@ const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
     return &table;
 }
 
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void) {
+    static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
+    return &table;
+}
+
 #else
 
+#    include "kernels_backward.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void) { return NULL; }
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void) { return NULL; }
 
 #endif

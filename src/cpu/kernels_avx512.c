@@ -11,6 +11,8 @@
 #    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
+#    include "kernels_backward_simd.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_AVX512,
                                          .panel = PANEL,
@@ -31,8 +33,16 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512(void) {
     return &table;
 }
 
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void) {
+    static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
+    return &table;
+}
+
 #else
 
+#    include "kernels_backward.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void) { return NULL; }
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void) { return NULL; }
 
 #endif

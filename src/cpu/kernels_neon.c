@@ -120,6 +120,8 @@ static inline void v_transpose(vector *x) {
 #    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
+#    include "kernels_backward_simd.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_neon(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_NEON,
                                          .panel = PANEL,
@@ -140,8 +142,16 @@ const fa_cpu_kernels *fa_cpu_kernels_neon(void) {
     return &table;
 }
 
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_neon(void) {
+    static const fa_cpu_backward_kernels table = BACKWARD_KERNELS;
+    return &table;
+}
+
 #else
 
+#    include "kernels_backward.h"
+
 const fa_cpu_kernels *fa_cpu_kernels_neon(void) { return NULL; }
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_neon(void) { return NULL; }
 
 #endif

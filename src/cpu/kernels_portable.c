@@ -7,8 +7,10 @@
  */
 #include "../problem.h"
 #include "kernels.h"
+#include "kernels_backward.h"
 #include "kernels_exp.h"
 
+#include <float.h>
 #include <math.h>
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -304,5 +306,82 @@ const fa_cpu_kernels *fa_cpu_kernels_portable(void) {
                                          .dot_rows = dot_rows,
                                          .add_rows = add_rows,
                                          .any_nonfinite = any_nonfinite};
+    return &table;
+}
+
+/* ---- Backward: kernels_backward.h ---- */
+
+static void pack_operand_rows(float *a, int64_t stride, const void *const *rows, int64_t count, int64_t width,
+                              fa_element type) {
+    load_rows(a, stride, rows, count, width, type, 1.0f);
+}
+
+/* One or two rows of C, one panel wide. Word k of row r of A is a[r * row_step + k * step]. */
+ALWAYS_INLINE void product_rows(const int rows, float *restrict c, int64_t c_stride, const float *restrict a,
+                                int64_t row_step, int64_t step, const float *restrict b, int64_t depth, float factor,
+                                bool accumulate) {
+    float sum[2][PANEL] = {{0.0f}};
+    for (int64_t k = 0; k < depth; k++, a += step, b += PANEL) {
+        float a0 = a[0], a1 = rows > 1 ? a[row_step] : 0.0f;
+        for (int n = 0; n < PANEL; n++) {
+            sum[0][n] += a0 * b[n];
+            if (rows > 1) sum[1][n] += a1 * b[n];
+        }
+    }
+    for (int r = 0; r < rows; r++, c += c_stride)
+        for (int n = 0; n < PANEL; n++) c[n] = accumulate ? c[n] + sum[r][n] : factor * sum[r][n];
+}
+
+ALWAYS_INLINE void product(float *c, int64_t c_stride, const float *a, int64_t row_step, int64_t step, const float *b,
+                           int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, float factor,
+                           bool accumulate) {
+    for (int64_t n = 0; n < columns; n += PANEL)
+        for (int64_t r = 0; r < rows; r += 2) {
+            float *to = c + r * c_stride + n;
+            if (rows - r > 1)
+                product_rows(2, to, c_stride, a + r * row_step, row_step, step, b + n * b_depth, depth, factor,
+                             accumulate);
+            else
+                product_rows(1, to, c_stride, a + r * row_step, row_step, step, b + n * b_depth, depth, factor,
+                             accumulate);
+        }
+}
+
+static void product_plain(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
+                          int64_t columns, int64_t depth, float factor, bool accumulate) {
+    product(c, c_stride, a, a_stride, 1, b, depth, rows, columns, depth, factor, accumulate);
+}
+
+static void product_transposed(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
+                               int64_t b_depth, int64_t rows, int64_t columns, int64_t depth) {
+    product(c, c_stride, a, 1, a_stride, b, b_depth, rows, columns, depth, 1.0f, true);
+}
+
+static void softmax_backward(float *s, float *d, int64_t stride, int64_t rows, int64_t keys, const float *lse,
+                             const float *delta) {
+    for (int64_t r = 0; r < rows; r++, s += stride, d += stride) {
+        float shift = lse[r], mean = delta[r];
+        for (int64_t j = 0; j < keys; j += LANES)
+            for (int n = 0; n < LANES; n++) {
+                float x = s[j + n], weight = exponential(x - shift);
+                s[j + n] = select(x < -FLT_MAX, 0.0f, weight);
+                d[j + n] = select(x < -FLT_MAX, 0.0f, weight * (d[j + n] - mean));
+            }
+    }
+}
+
+const fa_cpu_backward_kernels *fa_cpu_backward_kernels_portable(void) {
+    static const fa_cpu_backward_kernels table = {.products = {.operand = FA_ELEMENT_FLOAT32,
+                                                               .step = 1,
+                                                               .panel = PANEL,
+                                                               .pack_rows = pack_operand_rows,
+                                                               .pack_columns = pack_keys,
+                                                               .pack_panels = pack_values,
+                                                               .multiply = product_plain,
+                                                               .multiply_transposed = product_transposed},
+                                                  .softmax_backward = softmax_backward,
+                                                  .load_rows = load_rows,
+                                                  .softcap = softcap,
+                                                  .store_row = store_row};
     return &table;
 }

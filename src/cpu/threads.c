@@ -87,7 +87,15 @@ static int affinity_cpus(void) {
     return online > 0 ? (int)online : 1;
 }
 
+bool fa_process_is_fork(void) {
+    static atomic_long first_caller; /* 0: nobody has called yet */
+    long process = (long)getpid(), first = 0;
+    return !atomic_compare_exchange_strong(&first_caller, &first, process) && first != process;
+}
+
 #else
+
+bool fa_process_is_fork(void) { return false; }
 
 static int read_cpu_quota(void) { return 0; }
 

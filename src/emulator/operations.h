@@ -23,9 +23,9 @@ typedef struct {
     uint32_t cluster;
 } fa_emulated_place;
 
-/* The thread that is running; initial-exec: a kernel reads it often, and the library may be loaded at run time (the
- * variable is a single pointer, for which the loader keeps room). */
-extern _Thread_local const fa_emulated_place *fa_emulated_self __attribute__((tls_model("initial-exec")));
+/* The thread that is running. Of the TLS model that the compiler chooses: initial-exec would be faster, but makes the loader
+ * put all thread-local variables of the library where dlopen(), as of Python's ctypes, has hardly any room left. */
+extern _Thread_local const fa_emulated_place *fa_emulated_self;
 
 uint64_t fa_emulated_clock(void);
 

@@ -190,6 +190,8 @@ usage "--batch = 2: the input has batch entries 0 .. 1" run $qkv --picture head.
 usage "4097 queries and 4097 keys; at most 4096" run too_long.npy too_long.npy too_long.npy --picture h.png --quiet
 usage "must be all or some of cpu" check --kernel reference
 usage "--expected needs input files" check --expected out.npy
+usage "--backward checks gradients" check $qkv --backward --expected out.npy
+usage "GPU kernels have no backward pass" bench --backward --device cuda
 usage "--expected-lse needs --expected" check $qkv --expected-lse lse.npy
 usage "but input files are given" check $qkv --seed 1
 usage "--seqlen = 1,,2: must be integers separated by commas" bench --seqlen 1,,2
@@ -380,6 +382,17 @@ test_case "check: GQA, causal, unequal lengths and head dims" check_passes --bat
     --seqlen-k 70 --head-dim 40 --head-dim-v 24 --causal --seed 2
 test_case "check: window, softcap, one type" check_passes --seqlen 65 --window-left 9 --softcap 3 --dtype bfloat16
 test_case "check: files" check_passes $qkv --causal
+test_case "check: gradients" check_passes --backward --batch 2 --heads 6 --heads-kv 2 --seqlen-q 33 --seqlen-k 70 \
+    --head-dim 40 --head-dim-v 24 --causal --softcap 3 --seed 3
+test_case "check: gradients, files" check_passes $qkv --backward
+check_backward_json() {
+    exits 0 check --backward --seqlen 20 --isa portable --dtype float32 --json -
+    python "r = json.load(open('stdout'))['results']
+assert [x['gradient'] for x in r] == ['dq', 'dk', 'dv'] and all(x['within_budget'] for x in r)"
+}
+test_case "check: gradients, --json -" check_backward_json
+check_backward_kernel() { refuses 4 "GPU kernels have no backward pass" check --backward --kernel v2 --seqlen 16; }
+test_case "check: gradients of a kernel that has none" check_backward_kernel
 test_case "check: files and an output from elsewhere" check_passes layer.safetensors --expected :expected \
     --expected-lse lse.npy
 check_fails() { # check_fails ARGUMENT...
@@ -425,6 +438,14 @@ assert abs(x['gflops'] / (x['flops'] / x['best_seconds'] * 1e-9) - 1) < 1e-3
 assert x['fma_peak_gflops'] > 0.1 and abs(x['share_of_peak'] / (x['gflops'] / x['fma_peak_gflops']) - 1) < 1e-3"
 }
 test_case "bench: --json FILE" bench_json
+bench_backward() {
+    exits 0 bench $bench --backward --seqlen 32 --heads 2 --head-dim 8 --json -
+    python "r = json.load(open('stdout'))
+assert r['rules'] == 'backward, no mask'
+x = r['results'][0]
+assert x['backward'] and x['plan'].startswith('cpu_backward ') and x['flops'] == 10 * 2 * 32 * 32 * 8"
+}
+test_case "bench: backward" bench_backward
 bench_lists() {
     exits 0 bench $bench --seqlen-q 1,2 --seqlen-k 8,16 --head-dim 4,8 --dtype all --isa portable --json -
     python "r = json.load(open('stdout'))['results']

@@ -82,6 +82,10 @@ typedef struct attention_case {
     bool no_poison; /* what must not be read is ordinary data, not NaN */
 
     int32_t num_threads, num_splits;
+
+    /* Backward (judge_backward.h). */
+    bool dout_float32, gradients_float32;
+    layout layout_dout, layout_gradients;
 } attention_case;
 
 /* float32, batch 2, 4 heads on 2, 33 queries, 70 keys, head dim 40; one thread, since small calls are slower on more

@@ -2,6 +2,7 @@
 /* Whether an answer is right: see judge.h. */
 #include "judge.h"
 
+#include "answer.h"
 #include "oracle.h"
 #include "testing.h"
 
@@ -10,9 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define FACTOR 2.0      /* times the standard kernel's error */
-#define FLOOR_UNITS 4.0 /* rounding units */
 
 const contender *contenders(int *count) {
     static contender all[CONTENDERS];
@@ -32,40 +30,19 @@ fa_isa runs_as(fa_isa isa, fa_element type) {
     return isa > FA_ISA_AVX512 && type != FA_ELEMENT_BFLOAT16 ? FA_ISA_AVX512 : isa;
 }
 
-static const char *name_of(contender who) {
+const char *contender_name(contender who) {
     return who.kernel == FA_KERNEL_CPU ? fa_isa_name(who.isa) : fa_kernel_name(who.kernel);
 }
 
 /* ---- Running ---- */
 
-static uint64_t inputs_checksum(const attention_call *a) {
+uint64_t inputs_checksum(const attention_call *a) {
     const tensor *all[] = {a->q,    a->k,    a->v,         a->alibi,     a->sink,      a->bias,       a->mask,
                            a->cu_q, a->cu_k, a->seqused_q, a->seqused_k, a->leftpad_k, a->block_table};
     uint64_t sum = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i] != NULL) sum = sum * 31 + tensor_checksum(all[i]);
     return sum;
-}
-
-/* A verdict: NULL if all is well, else what is wrong, good until the next one. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 1, 2)))
-#endif
-static const char *
-fault(const char *format, ...) {
-    static char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return text;
-}
-
-static const char *fault_in_writing(const char *name, const tensor *t) {
-    int64_t unwritten = tensor_first_poisoned(t);
-    if (unwritten >= 0) return fault("%s: element %" PRId64 " was not written", name, unwritten);
-    if (!tensor_canaries_intact(t)) return fault("wrote outside the elements of %s", name);
-    return NULL;
 }
 
 static outputs run_with(attention_call *a, contender who, fa_element out_type, fa_element lse_type) {
@@ -76,11 +53,11 @@ static outputs run_with(attention_call *a, contender who, fa_element out_type, f
     if (who.kernel != FA_KERNEL_CPU) options.num_splits = 0;
     uint64_t before = inputs_checksum(a);
     fa_status status = fa_forward(&a->q->fa, &a->k->fa, &a->v->fa, &options, &o.out->fa, &o.lse->fa);
-    if (status != FA_OK) call_fail(a, "%s: %s: %s", name_of(who), fa_status_text(status), fa_last_error());
-    if (inputs_checksum(a) != before) call_fail(a, "%s: an input was written", name_of(who));
+    if (status != FA_OK) call_fail(a, "%s: %s: %s", contender_name(who), fa_status_text(status), fa_last_error());
+    if (inputs_checksum(a) != before) call_fail(a, "%s: an input was written", contender_name(who));
     const char *wrong = fault_in_writing("out", o.out);
     if (wrong == NULL) wrong = fault_in_writing("lse", o.lse);
-    if (wrong != NULL) call_fail(a, "%s: %s", name_of(who), wrong);
+    if (wrong != NULL) call_fail(a, "%s: %s", contender_name(who), wrong);
     return o;
 }
 
@@ -124,96 +101,14 @@ void assert_same_sequence(const attention_call *a, const outputs *x, int64_t n, 
 
 /* ---- Errors ---- */
 
-typedef struct norms {
-    double max, frobenius;
-} norms;
-
-/* What is known about out, or about lse, before a contender is looked at. */
-typedef struct answer {
-    const char *name;
-    int64_t count;
-    double *values;    /* the reference's */
-    double *allowance; /* of each element, besides the standard kernel's error */
-    norms allowances;
-    norms standard;    /* error of the standard kernel */
-    norms in_dtype;    /* the same, always in the inputs' dtype */
-    bool rounded_last; /* the allowance holds the half ulp of a 16-bit out, which is always used up */
-    bool *sees_key;    /* of each row of out, by the oracle; lse: NULL */
-    int64_t row_length;
-} answer;
-
 struct yardstick {
     answer out, lse;
 };
 
-static void norms_add(norms *n, double x) {
-    if (x > n->max) n->max = x;
-    n->frobenius = hypot(n->frobenius, x); /* hypot: near the largest numbers squares overflow */
-}
-
-/* Whether x is NaN, infinite or finite where the reference is. An infinite output may turn NaN on its way: a
- * weight too small for float32 times infinity. */
-static bool same_kind(const answer *reference, double expected, double x) {
-    if (isfinite(expected)) return isfinite(x);
-    if (isnan(expected)) return isnan(x);
-    return reference->sees_key == NULL ? x == expected : !isfinite(x);
-}
-
-static const char *fault_in_kind(const answer *reference, const tensor *t) {
-    for (int64_t i = 0; i < reference->count; i++) {
-        double expected = reference->values[i], x = tensor_get(t, i);
-        if (!same_kind(reference, expected, x))
-            return fault("%s[%" PRId64 "] = %g, and the reference has %.9g", reference->name, i, x, expected);
-        if (reference->sees_key != NULL && !reference->sees_key[i / reference->row_length] && !(x == 0))
-            return fault("out[%" PRId64 "] = %g: its row sees no key, and must be exactly 0", i, x);
-    }
-    return NULL;
-}
-
-/* For infinite and NaN elements, which fault_in_kind() has compared, 0. */
-static double error_of(const answer *reference, const tensor *t, int64_t i) {
-    return isfinite(reference->values[i]) ? fabs(tensor_get(t, i) - reference->values[i]) : 0;
-}
-
-static norms errors_of(const answer *reference, const tensor *t) {
-    norms n = {0, 0};
-    for (int64_t i = 0; i < reference->count; i++) norms_add(&n, error_of(reference, t, i));
-    return n;
-}
-
 /* ---- The yardstick ---- */
 
-static double *values_of(const tensor *t) {
-    int64_t count = tensor_count(t);
-    double *values = calloc((size_t)count + 1, sizeof *values);
-    assert_non_null(values);
-    for (int64_t i = 0; i < count; i++) values[i] = tensor_get(t, i);
-    return values;
-}
-
-/* The reference has only float64's own errors: 2^-29 of float32's, and some where float32 would be exact. */
-static void check_reference(const attention_call *a, const answer *reference, const double *oracle_values,
-                            const double *units, int64_t per_unit) {
-    for (int64_t i = 0; i < reference->count; i++) {
-        double x = reference->values[i], expected = oracle_values[i];
-        double allowed = 64 * units[i / per_unit] * 0x1p-29 + 1e-11 * fabs(expected) + 1e-300;
-        if (isnan(x) != isnan(expected) || isinf(x) != isinf(expected) || (isinf(x) && (x > 0) != (expected > 0)) ||
-            (isfinite(x) && !(fabs(x - expected) <= allowed)))
-            call_fail(a, "reference: %s[%" PRId64 "] = %.17g, and the oracle has %.17g (allowed: %.3g)",
-                      reference->name, i, x, expected, allowed);
-    }
-}
-
-/* Half an ulp of a 16-bit format at x. */
-static double rounding_of(double x, fa_element type) {
-    if (x == 0 || !isfinite(x)) return 0;
-    int bits = type == FA_ELEMENT_FLOAT16 ? 11 : 8, lowest = type == FA_ELEMENT_FLOAT16 ? -24 : -133;
-    int exponent = ilogb(x) + 1 - bits;
-    return ldexp(0.5, exponent < lowest ? lowest : exponent);
-}
-
 /* The same call with float32 copies of q, k and v. */
-static attention_call float32_copy(attention_call *a) {
+attention_call float32_copy(attention_call *a) {
     attention_call b = *a;
     const tensor *from[] = {a->q, a->k, a->v};
     tensor **to[] = {&b.q, &b.k, &b.v};
@@ -226,30 +121,11 @@ static attention_call float32_copy(attention_call *a) {
     return b;
 }
 
-static void standard_errors(attention_call *a, answer *reference, const tensor *t) {
-    const char *wrong = fault_in_kind(reference, t);
-    reference->standard = errors_of(reference, t);
-    if (wrong == NULL) return;
-    /* Logits beyond a 16-bit format's range are infinite to the standard kernel: no yardstick then, and the
-     * one in float32 decides. */
-    if (a->c.type == FA_ELEMENT_FLOAT32) call_fail(a, "standard: %s", wrong);
-    reference->standard = (norms){(double)INFINITY, (double)INFINITY};
-}
-
 static void measure_standard(attention_call *a, yardstick *y) {
     outputs o = run_call(a, (contender){FA_KERNEL_STANDARD, FA_ISA_AUTO});
     standard_errors(a, &y->out, o.out);
     standard_errors(a, &y->lse, o.lse);
     outputs_free(&o);
-}
-
-static void set_allowances(answer *x, const double *units, int64_t per_unit) {
-    x->allowance = calloc((size_t)x->count + 1, sizeof *x->allowance);
-    assert_non_null(x->allowance);
-    for (int64_t i = 0; i < x->count; i++) {
-        x->allowance[i] = FLOOR_UNITS * units[i / per_unit];
-        norms_add(&x->allowances, x->allowance[i]);
-    }
 }
 
 yardstick *yardstick_new(attention_call *a) {
@@ -305,34 +181,6 @@ double yardstick_lse(const yardstick *y, int64_t number) { return y->lse.values[
 
 /* ---- Judging ---- */
 
-static double worst_share;
-
-double judge_worst_share(void) { return worst_share; }
-
-static bool within(const answer *reference, double error, double allowed) {
-    if (!reference->rounded_last && allowed > 0 && error / allowed > worst_share) worst_share = error / allowed;
-    return error <= allowed;
-}
-
-static const char *fault_in_answer(const answer *reference, const tensor *t) {
-    const char *wrong = fault_in_kind(reference, t);
-    for (int64_t i = 0; i < reference->count && wrong == NULL; i++) {
-        double error = error_of(reference, t, i), allowed = FACTOR * reference->standard.max + reference->allowance[i];
-        if (!within(reference, error, allowed))
-            wrong = fault("%s[%" PRId64 "] = %.9g, reference %.17g: error %.4g > %.4g = %g * the standard kernel's "
-                          "%.4g + %.4g for rounding",
-                          reference->name, i, tensor_get(t, i), reference->values[i], error, allowed, FACTOR,
-                          reference->standard.max, reference->allowance[i]);
-    }
-    if (wrong != NULL) return wrong;
-    double error = errors_of(reference, t).frobenius;
-    double allowed = FACTOR * reference->standard.frobenius + reference->allowances.frobenius;
-    if (within(reference, error, allowed)) return NULL;
-    return fault("%s: the error's Frobenius norm is %.4g > %.4g = %g * the standard kernel's %.4g + %.4g for rounding",
-                 reference->name, error, allowed, FACTOR, reference->standard.frobenius,
-                 reference->allowances.frobenius);
-}
-
 const char *fault_in_outputs(const yardstick *y, const outputs *o) {
     const char *wrong = fault_in_writing("out", o->out);
     if (wrong == NULL) wrong = fault_in_writing("lse", o->lse);
@@ -345,7 +193,7 @@ void judge_outputs(const attention_call *a, const yardstick *y, contender who, c
     yardstick own = *y;
     if (rounds_weights(who, a->c.type)) own.out.standard = y->out.in_dtype;
     const char *wrong = fault_in_outputs(&own, o);
-    if (wrong != NULL) call_fail(a, "%s: %s", name_of(who), wrong);
+    if (wrong != NULL) call_fail(a, "%s: %s", contender_name(who), wrong);
 }
 
 void judge_call(attention_call *a) {

@@ -18,6 +18,7 @@
 #ifndef FLASHATTN_TEST_JUDGE_H
 #define FLASHATTN_TEST_JUDGE_H
 
+#include "answer.h"
 #include "attention_case.h"
 
 /* A way to compute that is to be judged. */
@@ -27,6 +28,13 @@ typedef struct contender {
 } contender;
 
 enum { CONTENDERS = 6 }; /* at most */
+
+const char *contender_name(contender who);
+
+/* Of q, k, v and all tensors among the options: to see that no call writes an input. */
+uint64_t inputs_checksum(const attention_call *a);
+/* The same call with float32 copies of q, k and v, which are the caller's to free. */
+attention_call float32_copy(attention_call *a);
 
 /* The CPU kernel on every instruction set of this machine. */
 const contender *contenders(int *count);
@@ -80,8 +88,5 @@ void assert_same_sequence(const attention_call *a, const outputs *x, int64_t n, 
 /* The reference's float64 answer, elements numbered as in out and lse. */
 double yardstick_out(const yardstick *y, int64_t number);
 double yardstick_lse(const yardstick *y, int64_t number);
-
-/* The largest error so far, as a share of what was allowed; 16-bit outputs in the strict comparison apart. */
-double judge_worst_share(void);
 
 #endif

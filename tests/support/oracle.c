@@ -7,29 +7,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define UNIT 0x1p-24 /* half an ulp of float32, relative */
-
-static double *zeros(int64_t count) {
+double *zeros(int64_t count) {
     double *x = calloc((size_t)count + 1, sizeof *x);
     assert_non_null(x);
     return x;
 }
 
-/* What rounding x to float32 may lose: nothing if x is one already. */
-static double lost(double x) { return (double)(float)x == x || !isfinite(x) ? 0 : UNIT * fabs(x); }
+double lost(double x) { return (double)(float)x == x || !isfinite(x) ? 0 : UNIT * fabs(x); }
 
 static double square(double x) { return x * x; }
-
-/* One head of one sequence, as plain matrices. */
-typedef struct head_view {
-    const attention_call *a;
-    call_sequence s;
-    int64_t n, head;
-    double scale, sink;
-    double *q;            /* [q_rows][head_dim] */
-    double *k, *v;        /* [keys][head_dim], [keys][head_dim_v] */
-    double *score, *unit; /* [keys], of one row */
-} head_view;
 
 static void copy_row(double *row, const tensor *t, int64_t first) {
     int64_t width = t->shape[t->fa.ndim - 1];
@@ -38,7 +24,7 @@ static void copy_row(double *row, const tensor *t, int64_t first) {
         row[i] = fa_element_load(address + i * t->element_bytes, element_of_dtype(t->fa.dtype));
 }
 
-static head_view head_view_new(const attention_call *a, int64_t n, int64_t head) {
+head_view head_view_new(const attention_call *a, int64_t n, int64_t head) {
     const attention_case *c = &a->c;
     head_view w = {.a = a, .s = call_sequence_of(a, n), .n = n, .head = head};
     int64_t head_kv = head / (c->heads / c->heads_kv);
@@ -58,7 +44,7 @@ static head_view head_view_new(const attention_call *a, int64_t n, int64_t head)
     return w;
 }
 
-static void head_view_free(head_view *w) {
+void head_view_free(head_view *w) {
     free(w->q);
     free(w->k);
     free(w->v);
@@ -66,8 +52,7 @@ static void head_view_free(head_view *w) {
     free(w->unit);
 }
 
-/* Score and rounding unit of a visible pair. */
-static double score_of(const head_view *w, int64_t row, int64_t key, double *unit) {
+double score_of(const head_view *w, int64_t row, int64_t key, double *unit) {
     const attention_call *a = w->a;
     const attention_case *c = &a->c;
     const double *q = w->q + row * c->head_dim, *k = w->k + key * c->head_dim;

@@ -24,4 +24,28 @@ typedef struct oracle {
 oracle *oracle_new(const attention_call *a);
 void oracle_free(oracle *o);
 
+/* ---- For oracles ---- */
+
+#define UNIT 0x1p-24 /* half an ulp of float32, relative */
+
+double *zeros(int64_t count);
+/* What rounding x to float32 may lose: nothing if x is one already. */
+double lost(double x);
+
+/* One head of one sequence, as plain matrices. */
+typedef struct head_view {
+    const attention_call *a;
+    call_sequence s;
+    int64_t n, head;
+    double scale, sink;
+    double *q;            /* [q_rows][head_dim] */
+    double *k, *v;        /* [keys][head_dim], [keys][head_dim_v] */
+    double *score, *unit; /* [keys], of one row */
+} head_view;
+
+head_view head_view_new(const attention_call *a, int64_t n, int64_t head);
+void head_view_free(head_view *w);
+/* Score and rounding unit of a visible pair. */
+double score_of(const head_view *w, int64_t row, int64_t key, double *unit);
+
 #endif

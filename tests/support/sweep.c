@@ -91,3 +91,18 @@ attention_case random_case(const char *name, uint64_t index) {
     c.num_splits = rng_chance(r, 0.6) ? 0 : (int32_t)rng_range(r, 1, 6);
     return c;
 }
+
+attention_case random_backward_case(const char *name, uint64_t index) {
+    attention_case c = random_case(name, index);
+    rng random = rng_named(name, ~index), *r = &random;
+    c.page_size = 0;
+    if (c.seqlen_q > 140) c.seqlen_q = random_length(r, 140); /* three times the work of forward, and more to judge */
+    if (c.seqlen_k > 140) c.seqlen_k = random_length(r, 140);
+    if (c.inputs == INPUT_NEAR_LARGEST || c.inputs == INPUT_NEAR_LOWEST) c.inputs = INPUT_NORMAL_3;
+    if (c.values == VALUES_NEAR_LARGEST) c.values = VALUES_NORMAL;
+    c.dout_float32 = rng_chance(r, 0.2);
+    c.gradients_float32 = rng_chance(r, 0.2);
+    c.layout_dout = random_layout(r, LAYOUT_ANY);
+    c.layout_gradients = random_layout(r, LAYOUT_UNALIGNED);
+    return c;
+}

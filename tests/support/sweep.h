@@ -7,5 +7,7 @@
 
 /* Case number `index` of this run's seed: a few thousand to a few hundred thousand pairs of query and key. */
 attention_case random_case(const char *name, uint64_t index);
+/* The same for backward: not paged, and no inputs near the largest numbers, whose gradients are none. */
+attention_case random_backward_case(const char *name, uint64_t index);
 
 #endif
