@@ -4,13 +4,16 @@
 set(flashattn_sources
     src/attention.c
     src/combine.c
+    src/cpu/block.c
     src/cpu/backward.c
     src/cpu/backward_bias.c
     src/cpu/backward_tile.c
     src/cpu/dispatch.c
     src/cpu/forward.c
     src/cpu/kernels_avx2.c
+    src/cpu/kernels_amx.c
     src/cpu/kernels_avx512.c
+    src/cpu/kernels_avx512_bf16.c
     src/cpu/kernels_backward_avx512_bf16.c
     src/cpu/kernels_neon.c
     src/cpu/kernels_portable.c
@@ -28,6 +31,9 @@ set(flashattn_sources
 if(FLASHATTN_X86_64)
     set_source_files_properties(src/cpu/kernels_avx2.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX2_FLAGS}")
     set_source_files_properties(src/cpu/kernels_avx512.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX512_FLAGS}")
+    set_source_files_properties(src/cpu/kernels_avx512_bf16.c PROPERTIES
+        COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
+    set_source_files_properties(src/cpu/kernels_amx.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
     set_source_files_properties(src/cpu/kernels_backward_avx512_bf16.c PROPERTIES
         COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
 endif()

@@ -22,6 +22,7 @@ add_executable(flashattn_command
     tools/attention_sequences.c
     tools/attention_weights.c
     tools/bench_case.c
+    tools/bench_ceilings.c
     tools/bench_gpu.c
     tools/bench_report.c
     tools/canvas.c
@@ -35,8 +36,10 @@ add_executable(flashattn_command
     tools/command_info.c
     tools/command_run.c
     tools/fma_peak.c
+    tools/fma_peak_amx.c
     tools/fma_peak_avx2.c
     tools/fma_peak_avx512.c
+    tools/fma_peak_avx512_bf16.c
     tools/fma_peak_neon.c
     tools/fma_peak_portable.c
     tools/gpu_device.c
@@ -45,6 +48,7 @@ add_executable(flashattn_command
     tools/json_output.c
     tools/machine.c
     tools/main.c
+    tools/memory_speed.c
     tools/message.c
     tools/options.c
     tools/picture.c
@@ -63,4 +67,7 @@ endif()
 if(FLASHATTN_X86_64)
     set_source_files_properties(tools/fma_peak_avx2.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX2_FLAGS}")
     set_source_files_properties(tools/fma_peak_avx512.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX512_FLAGS}")
+    set_source_files_properties(tools/fma_peak_avx512_bf16.c PROPERTIES
+        COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
+    set_source_files_properties(tools/fma_peak_amx.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
 endif()

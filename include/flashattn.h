@@ -23,7 +23,7 @@
  *
  * Numbers, in short (docs/numerics.md has the bounds and their reasons)
  *   - Products, softmax state (running max m, running sum l) and output are accumulated in float32 for every input
- *     type.
+ *     type. Weights are float32 too, except on instruction sets with bfloat16 dot products: see fa_isa.
  *   - A query that may see no key gets O = 0 and lse = -inf (with a sink: O = 0, lse = the sink), never NaN.
  *   - Only -inf masks. A bias of -1e30 is a value like any other. NaN or infinity in a key or value that no query sees
  *     reaches no output; on the CPU it reaches exactly the queries that see it, on a GPU it may also reach others of
@@ -201,17 +201,20 @@ typedef enum fa_kernel {
  * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
  * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4).
  *
- * FA_ISA_AVX512_BF16 serves fa_backward with bfloat16 inputs: there P and dS are rounded to bfloat16 before the
- * products that make dq, dk and dv, as GPU kernels do (docs/numerics.md). Elsewhere it stands for FA_ISA_AVX512, and
- * fa_plan() says so.
+ * The last two have dot products of bfloat16 numbers and serve bfloat16 inputs; for other dtypes, and for the few query
+ * rows of decoding, they stand for FA_ISA_AVX512, and fa_plan() says so of the dtype. They round the weights exp(s - max)
+ * to bfloat16 before the product with V, as GPU kernels do, where FA_ISA_AVX512 keeps them in float32; scores, sums and
+ * lse stay float32; fa_backward rounds P and dS likewise (docs/numerics.md). FA_ISA_AMX makes Linux reserve room for tile registers in signal frames of this
+ * process (arch_prctl ARCH_REQ_XCOMP_PERM); FA_ISA_AUTO asks for that on machines with AMX.
  */
 typedef enum fa_isa {
-    FA_ISA_AUTO = 0,       /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */
-    FA_ISA_PORTABLE = 1,   /* C without intrinsics */
-    FA_ISA_NEON = 2,       /* aarch64 */
-    FA_ISA_AVX2 = 3,       /* x86-64 with AVX2, FMA and F16C */
-    FA_ISA_AVX512 = 4,     /* x86-64 with AVX-512 F, BW, DQ and VL */
-    FA_ISA_AVX512_BF16 = 5 /* and AVX-512 BF16 */
+    FA_ISA_AUTO = 0,        /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */
+    FA_ISA_PORTABLE = 1,    /* C without intrinsics */
+    FA_ISA_NEON = 2,        /* aarch64 */
+    FA_ISA_AVX2 = 3,        /* x86-64 with AVX2, FMA and F16C */
+    FA_ISA_AVX512 = 4,      /* x86-64 with AVX-512 F, BW, DQ and VL */
+    FA_ISA_AVX512_BF16 = 5, /* and AVX-512 BF16 */
+    FA_ISA_AMX = 6          /* and AMX with BF16 */
 } fa_isa;
 
 /* A window bound of FA_WINDOW_OPEN lets every key on that side through. */
@@ -324,8 +327,8 @@ typedef struct fa_options {
  * Attention. Every element of out, and of lse if given, is written.
  *
  * lse may be NULL. Errors: FA_INVALID_ARGUMENT, FA_UNSUPPORTED, FA_OUT_OF_MEMORY, FA_DEVICE_ERROR.
- * Memory: a call on the CPU allocates working memory as fa_plan() tells and frees it before it returns; it
- * does not grow with seqlen_k.
+ * Memory: a call on the CPU allocates working memory as fa_plan() tells and frees it before it returns: what the threads
+ * need, which does not grow with seqlen_k, and up to 64 MiB for K and V, packed once for all query tiles.
  */
 FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v, const fa_options *options,
                             const fa_tensor *out, const fa_tensor *lse);

@@ -12,7 +12,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-#define MAX_HEAD_DIM 256
 #define MAX_SPLITS 256
 /* ---- tables: lengths, slopes, sinks ---- */
 
@@ -89,10 +88,10 @@ fa_status fa_rows_init(fa_rows *rows, const char *name, const fa_tensor *t, cons
 
 static fa_status check_head_dim(const char *name, const fa_tensor *t, const char *meaning) {
     int64_t size = t->shape[t->ndim - 1];
-    if (size >= 1 && size <= MAX_HEAD_DIM) return FA_OK;
+    if (size >= 1 && size <= FA_HEAD_DIM_MAX) return FA_OK;
     return fa_fail(size < 1 ? FA_INVALID_ARGUMENT : FA_UNSUPPORTED,
                    "%s.shape[%" PRId32 "] = %" PRId64 ": %s must be 1 .. %d", name, t->ndim - 1, size, meaning,
-                   MAX_HEAD_DIM);
+                   FA_HEAD_DIM_MAX);
 }
 
 static fa_status inputs_init(fa_problem *p, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
@@ -393,7 +392,7 @@ static fa_status score_tensors_init(fa_problem *p, const fa_tensor *q, const fa_
 static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
     if ((int)o->kernel < 0 || o->kernel > FA_KERNEL_V4)
         return fa_fail(FA_INVALID_ARGUMENT, "kernel = %d: is not a value of fa_kernel", (int)o->kernel);
-    if ((int)o->isa < 0 || o->isa > FA_ISA_AVX512_BF16)
+    if ((int)o->isa < 0 || o->isa > FA_ISA_AMX)
         return fa_fail(FA_INVALID_ARGUMENT, "isa = %d: is not a value of fa_isa", (int)o->isa);
     if (o->num_threads < 0 || o->num_threads > FA_MAX_THREADS)
         return fa_fail(FA_INVALID_ARGUMENT, "num_threads = %" PRId32 ": must be 0 (automatic) .. %d", o->num_threads,

@@ -14,6 +14,8 @@
 #include <math.h>
 #include <stdbool.h>
 
+#define FA_HEAD_DIM_MAX 256 /* of head_dim and head_dim_v */
+
 /* q, k, v or out: element (batch, row, head, i) lies at data + batch * batch_stride + row * row_stride + head
  * * head_stride + i * element size. Variable length: batch_stride = 0 and rows count through the whole
  * tensor. Paged: batch is the page. */

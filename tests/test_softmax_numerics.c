@@ -371,6 +371,49 @@ static void B_every_kind_of_input_and_value(void **state) {
         }
 }
 
+/* An average of values is no larger than they are, so it never overflows: with few rows and many, few keys and many, parts,
+ * and rows that would and would not overflow side by side. */
+static void B_values_up_to_the_largest_number(void **state) {
+    (void)state;
+    static const int64_t lengths[][2] = {{1, 2}, {1, 700}, {20, 3}, {40, 300}, {150, 150}};
+    for (uint64_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+        for (int32_t splits = 0; splits <= 3; splits += 3) {
+            attention_case c = case_default("B largest");
+            c.index = 2 * i + (splits > 0);
+            c.batch = 1;
+            c.heads = 3;
+            c.heads_kv = 3;
+            c.seqlen_q = lengths[i][0];
+            c.seqlen_k = lengths[i][1];
+            c.causal = FA_CAUSAL_BOTTOM_RIGHT;
+            c.sink = splits > 0;
+            c.num_splits = splits;
+            c.values = VALUES_LARGEST;
+            judge_case_all_types(c);
+        }
+}
+
+/* Rows that overflow beside rows that do not, whichever head or query they belong to: some heads have ordinary values. */
+static void B_values_of_all_sizes_side_by_side(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 4; i++) {
+        attention_case c = case_default("B mixed");
+        c.index = i;
+        c.batch = 1;
+        c.heads = c.heads_kv = 4;
+        c.seqlen_q = i < 2 ? 2 : 30;
+        c.seqlen_k = 200;
+        c.values = VALUES_LARGEST;
+        attention_call *a = call_new(&c);
+        for (int64_t head = i % 2 == 0 ? 0 : 2; head < c.heads_kv; head += 3)
+            for (int64_t key = 0; key < c.seqlen_k; key++)
+                for (int64_t n = call_k_number(a, a->v, 0, head, key), e = 0; e < c.head_dim_v; e++)
+                    tensor_put(a->v, n + e, rng_normal(&a->random));
+        judge_call(a);
+        call_free(a);
+    }
+}
+
 /* Weights sum to 1: equal rows of V come out as they went in, within the roundings of l and of the quotient. */
 static void B_constant_values_come_back(void **state) {
     (void)state;
@@ -405,4 +448,5 @@ RUN_TESTS(cmocka_unit_test(B1_logits_below_any_stand_in_for_minus_infinity),
           cmocka_unit_test(B7_nan_in_a_query_reaches_its_row_alone),
           cmocka_unit_test(B7_nan_and_infinity_in_visible_inputs_show), cmocka_unit_test(B7_row_of_nan_scores_is_nan),
           cmocka_unit_test(B8_scale_of_zero_negative_and_tiny), cmocka_unit_test(B9_the_judge_rejects_wrong_answers),
-          cmocka_unit_test(B_every_kind_of_input_and_value), cmocka_unit_test(B_constant_values_come_back))
+          cmocka_unit_test(B_every_kind_of_input_and_value), cmocka_unit_test(B_values_up_to_the_largest_number),
+          cmocka_unit_test(B_values_of_all_sizes_side_by_side), cmocka_unit_test(B_constant_values_come_back))

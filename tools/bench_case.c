@@ -4,6 +4,7 @@
 
 #include "clock.h"
 #include "fma_peak.h"
+#include "memory_speed.h"
 #include "message.h"
 
 #include <inttypes.h>
@@ -152,6 +153,7 @@ int bench_case_plan(bench_case *c, const score_settings *scores, int threads) {
     c->isa = plan.isa;
     /* Backward has five products of that size in place of two. */
     c->flops = attention_flops(&a) * (c->backward ? 2.5 : 1);
+    c->bytes = (double)((tensor_elements(&a.q.t) + tensor_elements(&a.k.t)) * 2 * (a.q.t.dtype.bits / 8));
     memcpy(c->plan, plan.name, sizeof c->plan);
     return EXIT_CODE_OK;
 }
@@ -163,15 +165,31 @@ static int compare_doubles(const void *x, const void *y) {
 
 enum { SAMPLES_MAX = 4096 };
 
+/* The speed of one pass over q, k and v. */
+static double read_inputs(const attention *a, int threads) {
+    const tensor *const all[] = {&a->q, &a->k, &a->v};
+    double seconds = 0, bytes = 0;
+    for (int i = 0; i < 3; i++) {
+        size_t size = (size_t)tensor_elements(&all[i]->t) * (all[i]->t.dtype.bits / 8u);
+        if (size < 4096 && i == 0) continue; /* a single query: starting threads would be all of it */
+        double speed = memory_read_once(all[i]->t.data, size, threads);
+        if (speed > 0) seconds += (double)size / speed;
+        bytes += (double)size;
+    }
+    return seconds > 0 ? bytes / seconds : 0;
+}
+
 /* Peak and calls take turns, so that a changing clock meets both. */
 static int take_samples(bench_case *c, const attention *a, const results *r, const bench_clock *time, double *samples) {
     const double slice = 0.003; /* seconds; long against starting threads, short against changes of the clock */
     double begin = now_seconds();
     c->repetitions = 0;
-    c->peak = 0;
+    c->peak = c->read = 0;
     while (c->repetitions < SAMPLES_MAX) {
         double peak = fma_peak_measure(c->isa, c->threads, slice);
         if (peak > c->peak) c->peak = peak;
+        double read = read_inputs(a, c->threads);
+        if (read > c->read) c->read = read;
         double round = now_seconds(), now = round;
         while (c->repetitions < SAMPLES_MAX && now - round < slice) {
             double start = now;

@@ -17,6 +17,8 @@ typedef struct bench_case {
     double flops;
     int repetitions;
     double best, median; /* seconds of one call */
+    double bytes;        /* of q, k, v and the output */
+    double read;         /* bytes per second at which q, k and v can be read, likewise */
     double peak;         /* operations per second of the FMA loop, interleaved with the calls */
 } bench_case;
 

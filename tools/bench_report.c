@@ -17,6 +17,8 @@ static double gflops(const bench_case *c, double seconds) { return seconds > 0 ?
 
 static double share_of_peak(const bench_case *c) { return c->peak > 0 ? gflops(c, c->best) * 1e9 / c->peak : 0; }
 
+static double share_of_read(const bench_case *c) { return c->read > 0 ? c->bytes / c->best / c->read : 0; }
+
 /* ---- Table ---- */
 
 static void print_table(const bench_list *list) {
@@ -29,14 +31,14 @@ static void print_table(const bench_list *list) {
     for (int i = 0; i < (int)BENCH_PROPERTIES; i++)
         if (bench_property_role(list, (bench_property)i) == BENCH_VARIES)
             strcat(alignment, i <= (int)BENCH_ISA ? "l" : "r");
-    strcat(alignment, "rrrrrr");
+    strcat(alignment, "rrrrrrr");
     text_table_begin(&table, alignment);
     text_table_row *row = text_table_add(&table);
     size_t column = 0;
     for (int i = 0; i < (int)BENCH_PROPERTIES; i++)
         if (bench_property_role(list, (bench_property)i) == BENCH_VARIES)
             text_table_cell(row, &column, "%s", bench_property_title(list, (bench_property)i));
-    static const char *const heading[] = {"best ms", "median ms", "GFLOP/s", "FMA peak", "of peak", "runs"};
+    static const char *const heading[] = {"best ms", "median ms", "GFLOP/s", "FMA peak", "of peak", "of read", "runs"};
     for (size_t i = 0; i < sizeof heading / sizeof heading[0]; i++) text_table_cell(row, &column, "%s", heading[i]);
     for (size_t n = 0; n < list->count; n++) {
         const bench_case *c = &list->cases[n];
@@ -53,6 +55,7 @@ static void print_table(const bench_list *list) {
         text_table_cell(row, &column, "%.1f", gflops(c, c->best));
         text_table_cell(row, &column, "%.1f", c->peak * 1e-9);
         text_table_cell(row, &column, "%.1f %%", 100 * share_of_peak(c));
+        text_table_cell(row, &column, "%.1f %%", 100 * share_of_read(c));
         text_table_cell(row, &column, "%d", c->repetitions);
     }
     text_table_print(&table, stdout);
@@ -85,6 +88,8 @@ static json_t *case_json(const bench_case *c) {
     (void)json_object_set_new(entry, "median_gflops", json_rounded(gflops(c, c->median)));
     (void)json_object_set_new(entry, "fma_peak_gflops", json_rounded(c->peak * 1e-9));
     (void)json_object_set_new(entry, "share_of_peak", json_rounded(share_of_peak(c)));
+    (void)json_object_set_new(entry, "read_peak_gbytes_per_second", json_rounded(c->read * 1e-9));
+    (void)json_object_set_new(entry, "share_of_read", json_rounded(share_of_read(c)));
     return entry;
 }
 

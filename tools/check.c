@@ -8,10 +8,11 @@
 const fa_kernel checked_kernels[CHECKED_KERNELS] = {FA_KERNEL_CPU, FA_KERNEL_V1, FA_KERNEL_V2, FA_KERNEL_V3,
                                                     FA_KERNEL_V4};
 
-bool check_isa_chosen(const check_settings *s, int isa) {
+bool check_isa_chosen(const check_settings *s, const attention *a, int isa) {
+    fa_element type = FA_ELEMENT_FLOAT32;
+    (void)element_of_dtype(a->q.t.dtype, &type);
     if (s->isas == 0 || s->isas == OPTION_CHOICES_ALL)
-        return isa != FA_ISA_AUTO && !(isa == FA_ISA_AVX512_BF16 && !s->backward) && /* forward has none of its own */
-               fa_isa_supported((fa_isa)isa) == FA_OK;
+        return isa != FA_ISA_AUTO && isa_serves((fa_isa)isa, type) && fa_isa_supported((fa_isa)isa) == FA_OK;
     return (s->isas >> isa & 1) != 0;
 }
 

@@ -26,7 +26,7 @@ typedef struct check_settings {
 extern const fa_kernel checked_kernels[CHECKED_KERNELS];
 
 /* What is asked for by name is run, so that the library says why it cannot; "all" means what can run. */
-bool check_isa_chosen(const check_settings *s, int isa);
+bool check_isa_chosen(const check_settings *s, const attention *a, int isa);
 bool check_kernel_chosen(const check_settings *s, int index);
 /* "cpu avx2" */
 void check_name(fa_kernel kernel, fa_isa isa, char *text, size_t size);

@@ -108,7 +108,7 @@ static int check_kernels(const attention *a, const check_settings *s, const char
         if (!check_kernel_chosen(s, index)) continue;
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
             char name[32], label[64];
-            if (kernel == FA_KERNEL_CPU ? !check_isa_chosen(s, isa) : isa != FA_ISA_AUTO) continue;
+            if (kernel == FA_KERNEL_CPU ? !check_isa_chosen(s, a, isa) : isa != FA_ISA_AUTO) continue;
             check_name(kernel, (fa_isa)isa, name, sizeof name);
             (void)snprintf(label, sizeof label, "%s %s", dtype, name);
             check_step(r, label);

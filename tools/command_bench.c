@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flashattn bench: how fast is the cpu kernel here, and how much of the machine is that? */
 #include "bench_case.h"
+#include "bench_ceilings.h"
 #include "bench_gpu.h"
 #include "bench_report.h"
 #include "canvas.h"
@@ -23,6 +24,7 @@ typedef struct bench_settings {
     uint32_t kernels; /* bits of fa_kernel */
     option_integer threads;
     option_number time_budget;
+    bool ceilings;
     const char *json;
     const char *plot;
 } bench_settings;
@@ -83,7 +85,7 @@ static const option bench_options[] = {
      .offset = BENCH(isas),
      .placeholder = "LIST",
      .choices = isa_choice,
-     .help = "some of auto,portable,neon,avx2,avx512,avx512_bf16, or all (that can run here); default auto"},
+     .help = "some of auto,portable,neon,avx2,avx512,avx512_bf16,amx, or all (that can run here); default auto"},
     {.name = "threads",
      .kind = OPTION_INTEGER,
      .offset = BENCH(threads),
@@ -96,6 +98,10 @@ static const option bench_options[] = {
      .offset = BENCH(time_budget),
      .placeholder = "SECONDS",
      .help = "for all measurements together; default 20. Each shape runs at least once"},
+    {.name = "ceilings",
+     .kind = OPTION_FLAG,
+     .offset = BENCH(ceilings),
+     .help = "no kernels: what the machine can do, in arithmetic of each instruction set and in memory traffic"},
     {.name = "json",
      .kind = OPTION_TEXT,
      .offset = BENCH(json),
@@ -183,8 +189,7 @@ static bool any_shape_given(const bench_settings *s) {
 static bool isa_chosen(const bench_settings *s, int dtype, int isa) {
     if (s->isas == 0) return isa == FA_ISA_AUTO;
     if (s->isas != OPTION_CHOICES_ALL) return (s->isas >> isa & 1) != 0;
-    if (isa == FA_ISA_AVX512_BF16 && !(s->backward && dtype == FA_ELEMENT_BFLOAT16))
-        return false; /* the same as avx512 */
+    if (!isa_serves((fa_isa)isa, (fa_element)dtype)) return false; /* the same as avx512 */
     return isa != FA_ISA_AUTO && fa_isa_supported((fa_isa)isa) == FA_OK;
 }
 
@@ -250,6 +255,9 @@ static int check_settings_agree(const bench_settings *s) {
         return fail_usage("--seqlen is queries and keys alike, so it excludes --seqlen-q and --seqlen-k");
     if ((s->seqlen_q.count > 0) != (s->seqlen_k.count > 0))
         return fail_usage("--seqlen-q and --seqlen-k must be given together, or --seqlen for both");
+    if (s->ceilings && (s->device == 1 || any_shape_given(s) || s->dtypes != 0 || s->isas != 0 || s->plot != NULL))
+        return fail_usage(
+            "--ceilings measures the CPU without a kernel: it goes only with --threads, --time-budget and --json");
     if (!(s->time_budget.value > 0) || s->time_budget.value > 1e6)
         return fail_usage("--time-budget = %g: must be above 0 and at most 1e6 seconds", s->time_budget.value);
     return s->plot != NULL ? canvas_check_path(s->plot) : EXIT_CODE_OK;
@@ -290,13 +298,16 @@ int command_bench(int argc, char **argv) {
             "pair of a query and a key that it may see, and 2.5 times that with --backward. The FMA peak is measured "
             "in the same run with the same "
             "instruction set and threads: multiply-adds on registers alone, in turns with the kernel; a kernel that "
-            "never waited would reach it. Without sizes, a default set runs.",
+            "never waited would reach it. \"of read\" is the share of the speed at which q, k and v can be read from "
+            "where "
+            "they are, measured in the same turns: the ceiling of decoding. Without sizes, a default set runs.",
         .examples = "  flashattn bench\n"
                     "  flashattn bench --seqlen 512,1024,2048,4096 --head-dim 64,128 --causal\n"
                     "  flashattn bench --backward --dtype float32,bfloat16 --seqlen 1024\n"
                     "  flashattn bench --isa all --dtype all --seqlen 1024 --plot speed.svg\n"
                     "  flashattn bench --seqlen-q 1 --seqlen-k 4096,16384 --heads 32 --heads-kv 8\n"
                     "  flashattn bench --device cuda --kernel v2,v3 --head-dim 128 --causal\n"
+                    "  flashattn bench --ceilings\n"
                     "  flashattn bench --time-budget 5 --json - | jq '.results[].gflops'\n",
         .groups = groups,
         .group_count = sizeof groups / sizeof groups[0],
@@ -315,6 +326,7 @@ int command_bench(int argc, char **argv) {
     bench_list list = {.cases = NULL};
     list.threads = settings.threads.value > 0 ? (int)settings.threads.value : fa_default_num_threads();
     list.machine_busy = machine_is_busy(&list.load);
+    if (settings.ceilings) return bench_ceilings(list.threads, settings.time_budget.value, settings.json);
     code = make_list(&list, &settings, &scores);
     if (code == EXIT_CODE_OK && settings.plot != NULL) code = bench_report_check_plot(&list);
     if (code == EXIT_CODE_OK) code = measure_all(&list, &scores, settings.time_budget.value);

@@ -73,8 +73,8 @@ static const option check_options[] = {
      .offset = CHECK(isas),
      .placeholder = "LIST",
      .choices = isa_choice,
-     .help = "instruction sets of the cpu kernel to check, some of auto,portable,neon,avx2,avx512,avx512_bf16; default "
-             "all that "
+     .help = "instruction sets of the cpu kernel to check, some of auto,portable,neon,avx2,avx512,avx512_bf16,amx; "
+             "default all that "
              "can run here"},
     {.name = "expected",
      .kind = OPTION_TEXT,
@@ -208,7 +208,7 @@ static int check_kernels(attention *a, const check_settings *s, const yardstick 
         fa_kernel kernel = checked_kernels[index];
         if (!check_kernel_chosen(s, index)) continue;
         for (int isa = 0; isa_choice(isa) != NULL; isa++) {
-            if (kernel == FA_KERNEL_CPU ? !check_isa_chosen(s, isa) : isa != FA_ISA_AUTO) continue;
+            if (kernel == FA_KERNEL_CPU ? !check_isa_chosen(s, a, isa) : isa != FA_ISA_AUTO) continue;
             int code = check_one(a, s, y, kernel, (fa_isa)isa, r, report);
             if (code != EXIT_CODE_OK) return code;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ceiling that a kernel is measured against: multiply-add operations per second, float32, on registers
- * alone, with each instruction set. One file per instruction set, compiled for it; the files of other
+ * The ceiling that a kernel is measured against: multiply-add operations per second, on registers alone, with each
+ * instruction set: float32, or bfloat16 with float32 sums. One file per instruction set, compiled for it; the files of other
  * architectures compile to functions that return 0.
  */
 #ifndef FLASHATTN_TOOLS_FMA_PEAK_H
@@ -17,6 +17,8 @@ double fma_peak_portable(int64_t iterations, float *sink);
 double fma_peak_neon(int64_t iterations, float *sink);
 double fma_peak_avx2(int64_t iterations, float *sink);
 double fma_peak_avx512(int64_t iterations, float *sink);
+double fma_peak_avx512_bf16(int64_t iterations, float *sink); /* products of bfloat16 pairs */
+double fma_peak_amx(int64_t iterations, float *sink);         /* the same in tiles */
 
 /* Operations per second on `threads` threads, the best of many short runs within `seconds`; 0 if there is no
  * such loop here. The instruction set must be supported (fa_isa_supported). */

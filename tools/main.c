@@ -42,7 +42,7 @@ static void print_help(void) {
                  "  flashattn info\n\n"
                  "%sEnvironment%s\n"
                  "  FLASHATTN_NUM_THREADS  threads, where --threads is not given\n"
-                 "  FLASHATTN_ISA          portable, neon, avx2 or avx512, where --isa is not given\n"
+                 "  FLASHATTN_ISA          portable, neon, avx2, avx512, avx512_bf16 or amx, where --isa is not given\n"
                  "  FLASHATTN_MACHINE      the emulated GPU that runs the kernels v1 .. v4, such as emulated-h100\n"
                  "  NO_COLOR               no colours and no bold text\n\n"
                  "%sExit codes%s\n"

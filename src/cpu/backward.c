@@ -362,7 +362,8 @@ static const fa_cpu_backward_kernels *kernels_of(fa_isa isa) {
     case FA_ISA_NEON: return fa_cpu_backward_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_backward_kernels_avx2();
     case FA_ISA_AVX512:
-    case FA_ISA_AVX512_BF16: return fa_cpu_backward_kernels_avx512();
+    case FA_ISA_AVX512_BF16:
+    case FA_ISA_AMX: return fa_cpu_backward_kernels_avx512();
     default: return fa_cpu_backward_kernels_portable();
     }
 }
@@ -376,6 +377,7 @@ fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan 
     plan->kernels = kernels_of(plan->isa);
     plan->products = &plan->kernels->products;
     /* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
+    if (plan->isa == FA_ISA_AMX) plan->isa = FA_ISA_AVX512_BF16; /* backward has no tiles of its own */
     if (plan->isa == FA_ISA_AVX512_BF16) {
         if (p->q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16)
             plan->products = fa_cpu_products_avx512_bf16();

@@ -3,13 +3,16 @@
  * environment asks for. */
 #include "../status.h"
 #include "kernels.h"
-#include "kernels_backward.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
+#    include <unistd.h>
+#    ifdef __linux__
+#        include <sys/syscall.h>
+#    endif
 #    define ARCHITECTURE "x86-64"
 #elif defined(__aarch64__)
 #    define ARCHITECTURE "aarch64"
@@ -25,6 +28,7 @@ const char *fa_isa_name(fa_isa isa) {
     case FA_ISA_AVX2: return "avx2";
     case FA_ISA_AVX512: return "avx512";
     case FA_ISA_AVX512_BF16: return "avx512_bf16";
+    case FA_ISA_AMX: return "amx";
     }
     return "unknown";
 }
@@ -36,8 +40,8 @@ static const fa_cpu_kernels *table(fa_isa isa) {
     case FA_ISA_NEON: return fa_cpu_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_kernels_avx2();
     case FA_ISA_AVX512: return fa_cpu_kernels_avx512();
-    /* Forward has none of its own. */
-    case FA_ISA_AVX512_BF16: return fa_cpu_products_avx512_bf16() == NULL ? NULL : fa_cpu_kernels_avx512();
+    case FA_ISA_AVX512_BF16: return fa_cpu_kernels_avx512_bf16();
+    case FA_ISA_AMX: return fa_cpu_kernels_amx();
     }
     return NULL;
 }
@@ -58,9 +62,23 @@ enum {
     CPU_AVX512BW = 1 << 8,
     CPU_AVX512VL = 1 << 9,
     CPU_AVX512_BF16 = 1 << 10,
+    CPU_AMX_TILE = 1 << 11,
+    CPU_AMX_BF16 = 1 << 12,
+    CPU_SAVES_TILES = 1 << 13,
     CPU_FAST_BF16 =
         1 << 14 /* its bfloat16 dot product does twice the work of a float32 multiply-add in the same time */
 };
+
+/* Linux saves tile data for a process only after it was asked to; the rule for all its threads, once and for good (Linux
+ * Documentation/arch/x86/xstate.rst). */
+static int tiles_permitted(void) {
+#    if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#    else
+    return 0;
+#    endif
+}
 
 static unsigned ask_cpu(void) {
     unsigned a, b, c, d, found = CPU_ASKED;
@@ -70,10 +88,11 @@ static unsigned ask_cpu(void) {
     if (c & bit_OSXSAVE) {
         uint32_t low, high;
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-        if ((low & 0x06) == 0x06) found |= CPU_SAVES_AVX;    /* xmm, ymm */
-        if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512; /* and masks, upper halves, zmm16 and above */
+        if ((low & 0x06) == 0x06) found |= CPU_SAVES_AVX;         /* xmm, ymm */
+        if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512;      /* and masks, upper halves, zmm16 and above */
+        if ((low & 0x60000) == 0x60000) found |= CPU_SAVES_TILES; /* tile configuration and data */
     }
-    /* AMD's do from the first on (Zen 4). Intel's have half the rate of multiply-adds. */
+    /* AMD's do from the first on (Zen 4). Intel's have half the rate of multiply-adds, and AMX beside it. */
     unsigned vendor[3];
     if (__get_cpuid(0, &a, &vendor[0], &vendor[2], &vendor[1]) && memcmp(vendor, "AuthenticAMD", 12) == 0)
         found |= CPU_FAST_BF16;
@@ -83,7 +102,10 @@ static unsigned ask_cpu(void) {
     if (b & bit_AVX512DQ) found |= CPU_AVX512DQ;
     if (b & bit_AVX512BW) found |= CPU_AVX512BW;
     if (b & bit_AVX512VL) found |= CPU_AVX512VL;
+    if (d & 1u << 22) found |= CPU_AMX_BF16;
+    if (d & 1u << 24) found |= CPU_AMX_TILE;
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5)) found |= CPU_AVX512_BF16;
+    if ((found & CPU_AMX_TILE) && (found & CPU_SAVES_TILES) && !tiles_permitted()) found &= ~(unsigned)CPU_SAVES_TILES;
     return found;
 }
 
@@ -115,27 +137,28 @@ static const char *lacking(fa_isa isa) {
         {FA_ISA_AVX512, CPU_AVX512VL, "AVX-512 VL"},
         {FA_ISA_AVX512, CPU_SAVES_AVX512, "an operating system that saves AVX-512 registers"},
         {FA_ISA_AVX512_BF16, CPU_AVX512_BF16, "AVX-512 BF16"},
+        {FA_ISA_AMX, CPU_AMX_TILE, "AMX"},
+        {FA_ISA_AMX, CPU_AMX_BF16, "AMX BF16"},
+        {FA_ISA_AMX, CPU_SAVES_TILES, "an operating system that saves AMX tiles"},
     };
-    unsigned found = cpu();
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
-        if (isa >= needs[i].since && !(found & needs[i].feature)) return needs[i].name;
+        if (isa >= needs[i].since && !(cpu() & needs[i].feature)) return needs[i].name;
     return NULL;
 }
 
-/* Whether an instruction set that the machine has is slower than the one before it. */
-static bool slower(fa_isa isa) { return isa == FA_ISA_AVX512_BF16 && !(cpu() & CPU_FAST_BF16); }
+static bool worth_choosing(fa_isa isa) { return isa != FA_ISA_AVX512_BF16 || (cpu() & CPU_FAST_BF16); }
 
 #else
-
-static bool slower(fa_isa isa) {
-    (void)isa;
-    return false;
-}
 
 /* NEON is part of aarch64. */
 static const char *lacking(fa_isa isa) {
     (void)isa;
     return NULL;
+}
+
+static bool worth_choosing(fa_isa isa) {
+    (void)isa;
+    return true;
 }
 
 #endif
@@ -144,9 +167,9 @@ static const char *lacking(fa_isa isa) {
 
 /* `argument` is what asked for the instruction set. */
 static fa_status check(fa_isa isa, const char *argument) {
-    if ((unsigned)isa > FA_ISA_AVX512_BF16)
-        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (avx512_bf16)", argument, (int)isa,
-                       (int)FA_ISA_AVX512_BF16);
+    if ((unsigned)isa > FA_ISA_AMX)
+        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (amx)", argument, (int)isa,
+                       (int)FA_ISA_AMX);
     if (table(isa) == NULL)
         return fa_fail(FA_UNSUPPORTED, "%s = %s: not in this build, which is for %s", argument, fa_isa_name(isa),
                        ARCHITECTURE);
@@ -160,12 +183,12 @@ static fa_status check(fa_isa isa, const char *argument) {
 static fa_status automatic(fa_isa *isa) {
     const char *wish = getenv("FLASHATTN_ISA");
     if (wish != NULL && wish[0] != '\0') {
-        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AVX512_BF16; ++*isa)
+        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AMX; ++*isa)
             if (strcmp(wish, fa_isa_name(*isa)) == 0) return check(*isa, "FLASHATTN_ISA");
         return fa_fail(FA_INVALID_ARGUMENT,
-                       "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512 or avx512_bf16", wish);
+                       "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512, avx512_bf16 or amx", wish);
     }
-    for (*isa = FA_ISA_AVX512_BF16; table(*isa) == NULL || lacking(*isa) != NULL || slower(*isa);) --*isa;
+    for (*isa = FA_ISA_AMX; table(*isa) == NULL || lacking(*isa) != NULL || !worth_choosing(*isa);) --*isa;
     return FA_OK;
 }
 
@@ -174,13 +197,15 @@ fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status) {
     return *status == FA_OK ? isa : FA_ISA_AUTO;
 }
 
-const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status) {
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
     isa = fa_cpu_isa_select(isa, status);
-    return *status == FA_OK ? table(isa) : NULL;
+    if (*status != FA_OK) return NULL;
+    while (table(isa) == NULL || (table(isa)->operand != FA_ELEMENT_FLOAT32 && table(isa)->operand != type)) --isa;
+    return table(isa);
 }
 
 fa_status fa_isa_supported(fa_isa isa) {
     fa_status status;
-    (void)fa_cpu_isa_select(isa, &status);
+    fa_cpu_kernels_select(isa, FA_ELEMENT_FLOAT32, &status);
     return status;
 }

@@ -6,10 +6,15 @@
  * nothing of heads, masks, lengths or pages: that is forward.c's. The portable table is complete and is the
  * specification; the others are judged against it (tests/test_cpu_kernels.c).
  *
- * A matrix B is packed in panels of `panel` columns: element (k, n) of a matrix of depth K lies at
- *     b[(n / panel) * K * panel + k * panel + n % panel]
- * and columns beyond its width are zero. Buffers are 64-byte aligned and sized for whole panels; rows of the
- * input dtype are not aligned at all.
+ * A matrix B is packed in panels of `panel` columns, by steps of `step` elements of depth: element (k, n) of a matrix of
+ * depth K lies at
+ *     b[(n / panel) * K * panel + (k / step) * step * panel + (n % panel) * step + k % step]
+ * and columns beyond its width, and elements of depth beyond its own up to K, are zero. Buffers are 64-byte aligned and
+ * sized for whole panels; rows of the input dtype are not aligned at all.
+ *
+ * The operands A and B of a multiply hold float32 numbers, step 1, or where a table says so bfloat16 numbers, step 2: the
+ * layout that dot-product instructions read. Then inputs are bfloat16, A is Q without softmax_scale, which would have to
+ * be rounded, or the weights rounded to bfloat16, and depths K are multiples of `depth`.
  */
 #ifndef FA_CPU_KERNELS_H
 #define FA_CPU_KERNELS_H
@@ -21,41 +26,58 @@
 
 /* Keys in a K/V tile, on every instruction set, so that results do not depend on packing. A multiple of every
  * panel. */
-#define FA_TILE_KEYS 64
+#define FA_TILE_KEYS 128
 /* No panel is wider, so buffers for any of them can be sized before the table is chosen. */
 #define FA_PANEL_MAX 64
+/* No depth is padded to a multiple of more. */
+#define FA_DEPTH_MAX 32
 
 typedef struct fa_cpu_kernels {
     fa_isa isa;
     int panel; /* columns of a panel; divides FA_TILE_KEYS */
+    /* FA_ELEMENT_FLOAT32; or FA_ELEMENT_BFLOAT16: then pack_keys, pack_values and load_queries take bfloat16 rows only,
+     * and dot_rows, add_rows and any_nonfinite are NULL. */
+    fa_element operand;
+    int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
+    int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
 
     /* dst[r * dst_stride + i] = factor * rows[r][i], i < width. rows[r] points at `width` elements of the
      * given type. */
     void (*load_rows)(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
                       fa_element type, float factor);
 
-    /* B = K^T: column n of B is rows[n]. depth = width, `count` columns. */
-    void (*pack_keys)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
+    /* The same as operand A, padded with zeros up to dst_stride, at most `depth` - 1 elements. bfloat16: only the sign of
+     * factor counts. */
+    void (*load_queries)(void *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                         fa_element type, float factor);
 
-    /* B = V: row k of B is rows[k]. depth = count, `width` columns. Returns whether any element is infinite
-     * or NaN. */
-    bool (*pack_values)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
+    /* B = K^T: column n of B is rows[n]. Depth: width, padded. `count` columns. */
+    void (*pack_keys)(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
 
-    /* row_scale == NULL: C = A B, else C[r] = row_scale[r] * C[r] + (A B)[r]. A is row-major [rows][depth], B
-     * packed; C row-major; `columns` is a multiple of panel. For each element the products are added in the
-     * order of k into one float32 accumulator per element, whatever `rows` is: a row's bits do not depend on
-     * its neighbours. */
-    void (*multiply)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
-                     int64_t columns, int64_t depth, const float *row_scale);
+    /* B = V: row k of B is rows[k]. Depth: count, padded. `width` columns. Returns whether any element is infinite or
+     * NaN. */
+    bool (*pack_values)(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
+
+    /* row_scale == NULL: C = A B, else C[r] = row_scale[r] * C[r] + (A B)[r]. A is row-major [rows][depth], a_stride in
+     * elements; B packed with a depth of b_depth >= depth; C float32, row-major; `columns` is a multiple of panel. For each element the products are
+     * added in the order of k, bfloat16 by pairs or by 32, into one float32 accumulator per element, whatever `rows`
+     * is: a row's bits do not depend on its neighbours. */
+    void (*multiply)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int64_t b_depth,
+                     int64_t rows, int64_t columns, int64_t depth, const float *row_scale);
+
+    /* After the last multiply of a thread, to give back what it keeps between calls; NULL: nothing. */
+    void (*leave)(void);
 
     /*
      * One step of the online softmax on `rows` rows of `keys` scores (a multiple of panel; -inf where
-     * masked): m' = max(m, max_j s_j);  s_j = exp(s_j - m');  rescale = exp(m - m');  l = l * rescale + sum_j
-     * s_j;  m = m' exp(-inf) = 0 exactly. With m' = -inf (nothing visible so far) 0 stands in for it, so that
-     * s = 0, rescale is finite and never NaN. A NaN score leaves NaN in its s and in l. A score of +inf
-     * likewise (inf - inf).
+     * masked): m' = max(m, max_j s_j);  p_j = 2^-shift exp(scale (s_j - m'));  rescale = exp(scale (m - m'));
+     * l = l * rescale + sum_j p_j;  m = m'. exp(-inf) = 0 exactly. scale > 0. The p_j replace the scores, as operand A: in
+     * bfloat16 they take the first half of the scores' place, and l sums them before they are rounded. With m' = -inf
+     * (nothing visible so far) 0 stands in for it, so that p = 0, rescale is finite and never NaN. A NaN score leaves
+     * NaN in its p and in l. A score of +inf likewise (inf - inf).
      */
-    void (*softmax_step)(float *s, int64_t s_stride, int64_t rows, int64_t keys, float *m, float *l, float *rescale);
+    void (*softmax_step)(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
+                         float *l, float *rescale);
 
     /* s[i] = softcap * tanh(s[i] / softcap), i < count. */
     void (*softcap)(float *s, int64_t count, float softcap);
@@ -63,6 +85,20 @@ typedef struct fa_cpu_kernels {
     /* dst[i] = (type)(factor * src[i]), i < width, rounded to nearest even; dst is not aligned. NaN stays
      * NaN. */
     void (*store_row)(void *dst, const float *src, int64_t width, float factor, fa_element type);
+
+    /* For few rows, where packing would cost more than it saves: float32 A, and rows of any type where they lie. `next`, if
+     * not NULL: `count` rows of the same type to prefetch meanwhile. */
+
+    /* s[r][j] = sum_i q[r][i] * keys[j][i], i < width, j < count. */
+    void (*dot_rows)(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
+                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next);
+    /* o[r][i] = row_scale[r] * o[r][i] + sum_j p[r][j] * values[j][i], i < width; o has room, and may be written, up to
+     * the next multiple of FA_PANEL_MAX. */
+    void (*add_rows)(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
+                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
+                     const void *const *next, int64_t next_width);
+    /* Whether any element is infinite or NaN. */
+    bool (*any_nonfinite)(const void *const *rows, int64_t count, int64_t width, fa_element type);
 } fa_cpu_kernels;
 
 /* NULL where the build has no such table (another architecture). Whether this machine can run it is
@@ -71,11 +107,15 @@ const fa_cpu_kernels *fa_cpu_kernels_portable(void);
 const fa_cpu_kernels *fa_cpu_kernels_neon(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
+const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);
+const fa_cpu_kernels *fa_cpu_kernels_amx(void);
 
 /* The instruction set that an option means: FA_ISA_AUTO asks the environment, then the machine. On failure FA_ISA_AUTO,
  * with the status and the sentence set as for a public call. */
 fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status);
-/* Its table, whose `isa` says whose it is; NULL on failure. */
-const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_status *status);
+/* The table for an instruction set and a type of inputs; FA_ISA_AUTO asks the environment, then the machine. An instruction
+ * set without operands of that type of its own stands for the best one below it that works in float32. On failure NULL,
+ * with the status and the sentence set as for a public call. */
+const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status);
 
 #endif

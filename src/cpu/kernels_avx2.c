@@ -10,6 +10,7 @@
 #    define PANEL 16
 /* 6 x 2 sums, 2 vectors of B and 1 broadcast: 15 of 16 registers; 8 loads for 12 multiply-adds. */
 #    define BLOCK_ROWS 6
+#    define FEW_CELLS 8
 
 typedef __m256 vector;
 
@@ -43,22 +44,25 @@ static inline vector v_copysign(vector x, vector sign) {
     return _mm256_or_ps(x, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
 
-static inline vector v_scale(vector x, vector n, vector z) {
-    (void)n;
+static inline vector v_scale(vector x, vector z) {
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(z), 23)));
 }
 
-static inline float v_reduce_max(vector x) {
-    __m128 q = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
-}
-
-static inline float v_reduce_add(vector x) {
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
-}
+/* Halves of the lanes are joined until one is left, those of two vectors side by side in one. */
+#    define REDUCE_EACH(name, join)                                                              \
+        static inline vector name(const vector *x) {                                             \
+            vector half[2];                                                                      \
+            for (int i = 0; i < 2; i++) { /* within the halves */                                \
+                const vector *y = x + 4 * i;                                                     \
+                vector a = join(_mm256_unpacklo_ps(y[0], y[1]), _mm256_unpackhi_ps(y[0], y[1])); \
+                vector b = join(_mm256_unpacklo_ps(y[2], y[3]), _mm256_unpackhi_ps(y[2], y[3])); \
+                half[i] = join(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));    \
+            }                                                                                    \
+            return join(_mm256_permute2f128_ps(half[0], half[1], 0x20),                          \
+                        _mm256_permute2f128_ps(half[0], half[1], 0x31));                         \
+        }
+REDUCE_EACH(v_reduce_add_each, v_add)
+REDUCE_EACH(v_reduce_max_each, v_max)
 
 static inline vector v_max_magnitude(vector bits, vector x) {
     __m256i magnitude = _mm256_castps_si256(v_abs(x));
@@ -132,13 +136,28 @@ static inline void v_transpose(vector *x) {
 
 #    include "kernels_simd.h"
 
+#    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
 #    include "kernels_backward_simd.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void) {
-    static const fa_cpu_kernels table = {FA_ISA_AVX2, PANEL,        load_rows, pack_keys, pack_values,
-                                         multiply,    softmax_step, softcap,   store_row};
+    static const fa_cpu_kernels table = {.isa = FA_ISA_AVX2,
+                                         .panel = PANEL,
+                                         .operand = FA_ELEMENT_FLOAT32,
+                                         .depth = 1,
+                                         .strip = 24,
+                                         .load_rows = load_rows,
+                                         .load_queries = load_queries,
+                                         .pack_keys = pack_keys,
+                                         .pack_values = pack_values,
+                                         .multiply = multiply,
+                                         .softmax_step = softmax_step,
+                                         .softcap = softcap,
+                                         .store_row = store_row,
+                                         .dot_rows = dot_rows,
+                                         .add_rows = add_rows,
+                                         .any_nonfinite = any_nonfinite};
     return &table;
 }
 

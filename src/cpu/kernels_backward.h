@@ -23,10 +23,10 @@ typedef struct fa_cpu_products {
     /* Left operand: row r is rows[r], `stride` words apart. */
     void (*pack_rows)(float *a, int64_t stride, const void *const *rows, int64_t count, int64_t width, fa_element type);
     /* Right operand: column n is rows[n]; depth = width, `count` columns, at most FA_BACKWARD_KEYS. */
-    void (*pack_columns)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
+    void (*pack_columns)(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
     /* Right operand: row k is rows[k]; depth = count, `width` columns. Returns whether any element is infinite or
      * NaN. */
-    bool (*pack_panels)(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
+    bool (*pack_panels)(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
     /* A float32 matrix [rows][FA_BACKWARD_KEYS] as two left operands, each number rounded to nearest even: words of two
      * rows, [rows words][FA_BACKWARD_KEYS], for multiply_transposed; words of two columns, [rows][FA_BACKWARD_KEYS
      * words], for multiply; either may be NULL. Float32 operands: NULL, since the matrix itself is both. */

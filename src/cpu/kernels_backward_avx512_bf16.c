@@ -47,7 +47,7 @@ static void pack_rows(float *a, int64_t stride, const void *const *rows, int64_t
 }
 
 /* A column of words is a row of words transposed, as for float32. */
-static void pack_columns(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+static void pack_columns(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
     (void)type;
     if (width % 2 == 0) {
         fa_cpu_backward_kernels_avx512()->products.pack_columns(b, rows, count, width / 2, FA_ELEMENT_FLOAT32);
@@ -64,7 +64,8 @@ static void pack_columns(float *b, const void *const *rows, int64_t count, int64
 }
 
 /* Two rows at a time, so that the elements of a column stand side by side. */
-static bool pack_panels(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+static bool pack_panels(void *operand, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    float *b = operand;
     (void)type;
     const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                            37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);

@@ -5,6 +5,11 @@
  *     BLOCK_ROWS               rows of a block: 6, 8 or 12, so that 2 * BLOCK_ROWS sums fit into the registers
  *     v_fma_lane(a, i, b, c)   a[i] * b + c, where the instruction set multiplies by one lane of a register;
  *                              undefined elsewhere
+
+ * With OPERAND_BFLOAT16 a step of the depth is a pair of bfloat16 numbers, which is loaded and broadcast like a float32
+ * number, and multiplied by
+ *
+ *     v_dot_pairs(a, b, c)     c + the two products of each lane
  */
 #ifndef FA_CPU_KERNELS_MULTIPLY_H
 #define FA_CPU_KERNELS_MULTIPLY_H
@@ -19,13 +24,21 @@
     f(0, __VA_ARGS__) f(1, __VA_ARGS__) f(2, __VA_ARGS__) f(3, __VA_ARGS__) f(4, __VA_ARGS__) f(5, __VA_ARGS__) \
         f(6, __VA_ARGS__) f(7, __VA_ARGS__) f(8, __VA_ARGS__) f(9, __VA_ARGS__) f(10, __VA_ARGS__) f(11, __VA_ARGS__)
 
+#ifdef OPERAND_BFLOAT16
+#    define MULTIPLY_ADD(a, b, c) v_dot_pairs(a, b, c)
+#    define STEP 2 /* elements of depth in 32 bits */
+#else
+#    define MULTIPLY_ADD(a, b, c) v_fma(a, b, c)
+#    define STEP 1
+#endif
+
 #define CELL_ZERO(i, zero) sum[i][0] = sum[i][1] = zero;
 
-#define CELL_MULTIPLY(i, b)                                                             \
-    if (i < rows * panels) {                                                            \
-        vector x = v_set(row[i / panels / 3][i / panels % 3 * a_stride]);               \
-        sum[i][0] = v_fma(x, v_load((b) + i % panels * panel_size), sum[i][0]);         \
-        sum[i][1] = v_fma(x, v_load((b) + i % panels * panel_size + LANES), sum[i][1]); \
+#define CELL_MULTIPLY(i, b)                                                                    \
+    if (i < rows * panels) {                                                                   \
+        vector x = v_set(row[i / panels / 3][i / panels % 3 * a_stride]);                      \
+        sum[i][0] = MULTIPLY_ADD(x, v_load((b) + i % panels * panel_size), sum[i][0]);         \
+        sum[i][1] = MULTIPLY_ADD(x, v_load((b) + i % panels * panel_size + LANES), sum[i][1]); \
     }
 
 #define CELL_STORE(i, scale)                                         \
@@ -41,8 +54,9 @@
     }
 
 ALWAYS_INLINE void multiply_block(const int rows, const int panels, float *c, int64_t c_stride, const float *a,
-                                  int64_t a_stride, const float *b, int64_t depth, const float *row_scale) {
-    int64_t panel_size = depth * PANEL, k = 0;
+                                  int64_t a_stride, const float *b, int64_t panel_size, int64_t depth,
+                                  const float *row_scale) {
+    int64_t k = 0;
     vector sum[12][2];
     CELLS(CELL_ZERO, v_set(0.0f))
     /* One pointer for three rows: a[0], a[a_stride] and a[2 * a_stride] are one addressing mode of x86. */
@@ -75,7 +89,7 @@ ALWAYS_INLINE void multiply_block(const int rows, const int panels, float *c, in
 }
 
 #define HEIGHT(rows) \
-case rows: multiply_block(rows, 1, c, c_stride, a, a_stride, b, depth, row_scale); break
+case rows: multiply_block(rows, 1, c, c_stride, a, a_stride, b, 0, depth, row_scale); break
 
 static void multiply_rows(int64_t rows, float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
                           int64_t depth, const float *row_scale) {
@@ -99,27 +113,32 @@ static void multiply_rows(int64_t rows, float *c, int64_t c_stride, const float 
     }
 }
 
-static void multiply(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
-                     int64_t columns, int64_t depth, const float *row_scale) {
-    int64_t n = 0;
+static void multiply(float *c, int64_t c_stride, const void *a_operand, int64_t a_stride, const void *b_operand,
+                     int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, const float *row_scale) {
+    const float *a = a_operand, *b = b_operand;
+    int64_t n = 0, panel_size = b_depth / STEP * PANEL;
+    a_stride /= STEP, depth /= STEP;
     /* Few rows have too few sums to hide the latency of the additions: several panels at once. */
     if (rows == 1)
         for (; n + 4 * PANEL <= columns; n += 4 * PANEL)
-            multiply_block(1, 4, c + n, c_stride, a, a_stride, b + n * depth, depth, row_scale);
+            multiply_block(1, 4, c + n, c_stride, a, a_stride, b + n / PANEL * panel_size, panel_size, depth,
+                           row_scale);
     else if (rows == 2)
         for (; n + 2 * PANEL <= columns; n += 2 * PANEL)
-            multiply_block(2, 2, c + n, c_stride, a, a_stride, b + n * depth, depth, row_scale);
+            multiply_block(2, 2, c + n, c_stride, a, a_stride, b + n / PANEL * panel_size, panel_size, depth,
+                           row_scale);
     else if (rows == 3)
         for (; n + 2 * PANEL <= columns; n += 2 * PANEL)
-            multiply_block(3, 2, c + n, c_stride, a, a_stride, b + n * depth, depth, row_scale);
+            multiply_block(3, 2, c + n, c_stride, a, a_stride, b + n / PANEL * panel_size, panel_size, depth,
+                           row_scale);
 
     /* Rows in blocks of nearly equal height: a last block of one row would run at a fraction of the speed. */
     int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (; n < columns; n += PANEL) {
         for (int64_t r = 0, left = blocks; left > 0; left--) {
             int64_t height = (rows - r + left - 1) / left;
-            multiply_rows(height, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride, b + n * depth, depth,
-                          row_scale == NULL ? NULL : row_scale + r);
+            multiply_rows(height, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride,
+                          b + n / PANEL * panel_size, depth, row_scale == NULL ? NULL : row_scale + r);
             r += height;
         }
     }

@@ -11,6 +11,7 @@
 #    define PANEL 8
 /* 8 x 2 sums, 8 vectors of A and 2 of B: 26 of 32 registers; 16 loads for 64 multiply-adds. */
 #    define BLOCK_ROWS 8
+#    define FEW_CELLS 16
 
 typedef float32x4_t vector;
 
@@ -50,13 +51,20 @@ static inline vector v_zero_if_less(vector x, vector bound, vector b) {
 
 static inline vector v_copysign(vector x, vector sign) { return vbslq_f32(vdupq_n_u32(0x80000000u), sign, x); }
 
-static inline vector v_scale(vector x, vector n, vector z) {
-    (void)n;
+static inline vector v_scale(vector x, vector z) {
     return vmulq_f32(x, vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(z), 23)));
 }
 
-static inline float v_reduce_max(vector x) { return vmaxvq_f32(x); }
-static inline float v_reduce_add(vector x) { return vaddvq_f32(x); }
+static inline vector v_reduce_add_each(const vector *x) {
+    return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
+}
+
+/* Neighbours are joined until one is left, as vpaddq does it. */
+static inline vector v_reduce_max_each(const vector *x) {
+    vector a = v_max(vuzp1q_f32(x[0], x[1]), vuzp2q_f32(x[0], x[1]));
+    vector b = v_max(vuzp1q_f32(x[2], x[3]), vuzp2q_f32(x[2], x[3]));
+    return v_max(vuzp1q_f32(a, b), vuzp2q_f32(a, b));
+}
 
 static inline vector v_max_magnitude(vector bits, vector x) {
     uint32x4_t magnitude = vreinterpretq_u32_f32(vabsq_f32(x));
@@ -109,13 +117,28 @@ static inline void v_transpose(vector *x) {
 
 #    include "kernels_simd.h"
 
+#    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
 #    include "kernels_backward_simd.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_neon(void) {
-    static const fa_cpu_kernels table = {FA_ISA_NEON, PANEL,        load_rows, pack_keys, pack_values,
-                                         multiply,    softmax_step, softcap,   store_row};
+    static const fa_cpu_kernels table = {.isa = FA_ISA_NEON,
+                                         .panel = PANEL,
+                                         .operand = FA_ELEMENT_FLOAT32,
+                                         .depth = 1,
+                                         .strip = 24,
+                                         .load_rows = load_rows,
+                                         .load_queries = load_queries,
+                                         .pack_keys = pack_keys,
+                                         .pack_values = pack_values,
+                                         .multiply = multiply,
+                                         .softmax_step = softmax_step,
+                                         .softcap = softcap,
+                                         .store_row = store_row,
+                                         .dot_rows = dot_rows,
+                                         .add_rows = add_rows,
+                                         .any_nonfinite = any_nonfinite};
     return &table;
 }
 

@@ -5,6 +5,7 @@
  * instructions. Without fused multiply-add (-ffp-contract=off), so that the results are the same on every
  * machine.
  */
+#include "../problem.h"
 #include "kernels.h"
 #include "kernels_backward.h"
 #include "kernels_exp.h"
@@ -37,6 +38,20 @@ ALWAYS_INLINE float exponential(float x) {
     float p = 1.0f + (q * (r * r) + r);
     float power = fa_float_from_bits(fa_float_bits(z) << 23);
     return select(x < FA_EXP_FLUSH, 0.0f, p * power);
+}
+
+/* 2^(c d - shift), round = FA_EXP_ROUND - shift. */
+ALWAYS_INLINE float power_of_two(float d, float c, float round) {
+    float t = d * c;
+    float z = t + round;
+    float r = t - (z - round);
+    float q = FA_EXP2_C6 * r + FA_EXP2_C5;
+    q = q * r + FA_EXP2_C4;
+    q = q * r + FA_EXP2_C3;
+    q = q * r + FA_EXP2_C2;
+    float p = 1.0f + (q * (r * r) + FA_EXP2_C1 * r);
+    float power = fa_float_from_bits(fa_float_bits(z) << 23);
+    return select(z < FA_EXP_LEAST, 0.0f, p * power);
 }
 
 ALWAYS_INLINE float hyperbolic_tangent(float x) {
@@ -85,7 +100,13 @@ static void load_rows(float *dst, int64_t dst_stride, const void *const *rows, i
     }
 }
 
-static void pack_keys(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+static void load_queries(void *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                         fa_element type, float factor) {
+    load_rows(dst, dst_stride, rows, count, width, type, factor);
+}
+
+static void pack_keys(void *operand, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    float *b = operand;
     for (int64_t first = 0; first < count; first += PANEL, b += width * PANEL)
         for (int64_t n = 0; n < PANEL; n++) {
             if (first + n < count) {
@@ -96,7 +117,8 @@ static void pack_keys(float *b, const void *const *rows, int64_t count, int64_t 
         }
 }
 
-static bool pack_values(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+static bool pack_values(void *operand, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    float *b = operand;
     uint32_t nonfinite = 0;
     for (int64_t first = 0; first < width; first += PANEL)
         for (int64_t k = 0; k < count; k++, b += PANEL) {
@@ -141,22 +163,23 @@ ALWAYS_INLINE void multiply_rows(const int rows, float *restrict c, int64_t c_st
     }
 }
 
-static void multiply(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
-                     int64_t columns, int64_t depth, const float *row_scale) {
+static void multiply(float *c, int64_t c_stride, const void *a_operand, int64_t a_stride, const void *b_operand,
+                     int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, const float *row_scale) {
+    const float *a = a_operand, *b = b_operand;
     for (int64_t n = 0; n < columns; n += PANEL)
         for (int64_t r = 0; r < rows; r += 2) {
             const float *scale = row_scale == NULL ? NULL : row_scale + r;
             if (rows - r > 1) {
-                multiply_rows(2, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride, b + n * depth, depth,
+                multiply_rows(2, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride, b + n * b_depth, depth,
                               scale);
             } else {
-                multiply_rows(1, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride, b + n * depth, depth,
+                multiply_rows(1, c + r * c_stride + n, c_stride, a + r * a_stride, a_stride, b + n * b_depth, depth,
                               scale);
             }
         }
 }
 
-static void softmax_row(float *restrict s, int64_t keys, float *m, float *l, float *rescale) {
+static void softmax_row(float *restrict s, int64_t keys, float c, float round, float *m, float *l, float *rescale) {
     float lane[LANES];
     for (int n = 0; n < LANES; n++) lane[n] = -INFINITY;
     for (int64_t j = 0; j < keys; j += LANES) /* NaN scores are passed over here; they come back as exp(NaN) */
@@ -168,20 +191,22 @@ static void softmax_row(float *restrict s, int64_t keys, float *m, float *l, flo
     for (int n = 0; n < LANES; n++) lane[n] = 0.0f;
     for (int64_t j = 0; j < keys; j += LANES)
         for (int n = 0; n < LANES; n++) {
-            float p = exponential(s[j + n] - base);
+            float p = power_of_two(s[j + n] - base, c, round);
             s[j + n] = p;
             lane[n] += p;
         }
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int n = 0; n < half; n++) lane[n] += lane[n + half];
 
-    *rescale = exponential(*m - base);
+    *rescale = power_of_two(*m - base, c, FA_EXP_ROUND);
     *l = *l * *rescale + lane[0];
     *m = new_max;
 }
 
-static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float *m, float *l, float *rescale) {
-    for (int64_t r = 0; r < rows; r++) softmax_row(s + r * s_stride, keys, m + r, l + r, rescale + r);
+static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
+                         float *l, float *rescale) {
+    float c = scale * FA_EXP_LOG2E, round = FA_EXP_ROUND - (float)shift;
+    for (int64_t r = 0; r < rows; r++) softmax_row(s + r * s_stride, keys, c, round, m + r, l + r, rescale + r);
 }
 
 static void softcap(float *s, int64_t count, float cap) {
@@ -216,9 +241,71 @@ static void store_row(void *dst, const float *src, int64_t width, float factor, 
     }
 }
 
+/* ---- Few rows ---- */
+
+static void dot_rows(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
+                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next) {
+    (void)next;
+    float key[FA_HEAD_DIM_MAX];
+    for (int64_t j = 0; j < count; j++) {
+        convert(key, 1, keys[j], 0, width, type);
+        for (int64_t r = 0; r < rows; r++) {
+            float lane[LANES] = {0.0f};
+            const float *query = q + r * q_stride;
+            int64_t i = 0;
+            for (; i + LANES <= width; i += LANES)
+                for (int n = 0; n < LANES; n++) lane[n] += query[i + n] * key[i + n];
+            for (; i < width; i++) lane[i % LANES] += query[i] * key[i];
+            for (int half = LANES / 2; half > 0; half /= 2)
+                for (int n = 0; n < half; n++) lane[n] += lane[n + half];
+            s[r * s_stride + j] = lane[0];
+        }
+    }
+}
+
+static void add_rows(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
+                     const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
+                     const void *const *next, int64_t next_width) {
+    (void)next, (void)next_width;
+    float value[FA_HEAD_DIM_MAX];
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i++) o[r * o_stride + i] *= row_scale[r];
+    for (int64_t j = 0; j < count; j++) {
+        convert(value, 1, values[j], 0, width, type);
+        for (int64_t r = 0; r < rows; r++) {
+            float weight = p[r * p_stride + j];
+            for (int64_t i = 0; i < width; i++) o[r * o_stride + i] += weight * value[i];
+        }
+    }
+}
+
+static bool any_nonfinite(const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    float row[FA_HEAD_DIM_MAX];
+    uint32_t nonfinite = 0;
+    for (int64_t r = 0; r < count; r++) {
+        convert(row, 1, rows[r], 0, width, type);
+        for (int64_t i = 0; i < width; i++) nonfinite |= (fa_float_bits(row[i]) & 0x7f800000u) == 0x7f800000u;
+    }
+    return nonfinite != 0;
+}
+
 const fa_cpu_kernels *fa_cpu_kernels_portable(void) {
-    static const fa_cpu_kernels table = {FA_ISA_PORTABLE, PANEL,        load_rows, pack_keys, pack_values,
-                                         multiply,        softmax_step, softcap,   store_row};
+    static const fa_cpu_kernels table = {.isa = FA_ISA_PORTABLE,
+                                         .panel = PANEL,
+                                         .operand = FA_ELEMENT_FLOAT32,
+                                         .depth = 1,
+                                         .strip = 24,
+                                         .load_rows = load_rows,
+                                         .load_queries = load_queries,
+                                         .pack_keys = pack_keys,
+                                         .pack_values = pack_values,
+                                         .multiply = multiply,
+                                         .softmax_step = softmax_step,
+                                         .softcap = softcap,
+                                         .store_row = store_row,
+                                         .dot_rows = dot_rows,
+                                         .add_rows = add_rows,
+                                         .any_nonfinite = any_nonfinite};
     return &table;
 }
 

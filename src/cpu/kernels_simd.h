@@ -18,10 +18,15 @@
  *     v_if_less(x, bound, a, b)             x < bound ? a : b; NaN is not less
  *     v_zero_if_less(x, bound, b)           x < bound ? 0 : b
  *     v_abs, v_copysign(x, sign)
- *     v_scale(x, n, z)         x * 2^n for an integer n > -127, given as such and as z = n + FA_EXP_ROUND
- *     v_reduce_max, v_reduce_add            over the lanes, pairwise
+ *     v_scale(x, z)            x * 2^n for an integer n > -127, given as z = n + FA_EXP_ROUND
+ *     v_reduce_max_each(x), v_reduce_add_each(x)    lane i: over the lanes of x[i], i < LANES; every one in the same order
  *     v_max_magnitude(bits, x), v_any_nonfinite(bits)    is any x that was folded into bits infinite or NaN?
  *     v_transpose(rows)        LANES vectors in place
+ *
+ *
+ * With OPERAND_BFLOAT16 (kernels.h, `operand`) besides
+ *
+ *     v_store_bfloat16(p, x, y)             x, then y, rounded to nearest even
  *
  * Loads and stores take any alignment and touch nothing outside the elements named.
  */
@@ -53,7 +58,20 @@ ALWAYS_INLINE vector v_exp(vector x) {
     p = v_fma(p, r, v_set(FA_EXP_C2));
     p = v_fma(p, r, v_set(1.0f));
     p = v_fma(p, r, v_set(1.0f));
-    return v_zero_if_less(x, v_set(FA_EXP_FLUSH), v_scale(p, n, z));
+    return v_zero_if_less(x, v_set(FA_EXP_FLUSH), v_scale(p, z));
+}
+
+/* 2^(c d - shift), round = FA_EXP_ROUND - shift. */
+ALWAYS_INLINE vector v_exp2(vector d, vector c, vector round) {
+    vector z = v_fma(d, c, round);
+    vector r = v_fma(d, c, v_sub(round, z));
+    vector p = v_fma(v_set(FA_EXP2_C6), r, v_set(FA_EXP2_C5));
+    p = v_fma(p, r, v_set(FA_EXP2_C4));
+    p = v_fma(p, r, v_set(FA_EXP2_C3));
+    p = v_fma(p, r, v_set(FA_EXP2_C2));
+    p = v_fma(p, r, v_set(FA_EXP2_C1));
+    p = v_fma(p, r, v_set(1.0f));
+    return v_zero_if_less(z, v_set(FA_EXP_LEAST), v_scale(p, z));
 }
 
 ALWAYS_INLINE vector v_tanh(vector x) {
@@ -83,12 +101,27 @@ static void softcap(float *s, int64_t count, float softcap_value) {
 
 /* ---- Online softmax ---- */
 
+/* The weights of keys j .. j + 2 * LANES - 1 as an operand, in place of scores that have been read. */
+ALWAYS_INLINE void store_weights(float *row, int64_t j, vector p0, vector p1) {
+#ifdef OPERAND_BFLOAT16
+    v_store_bfloat16((uint16_t *)(void *)row + j, p0, p1);
+#else
+    v_store(row + j, p0);
+    v_store(row + j + LANES, p1);
+#endif
+}
+
 /* LANES rows at a time, so that m, l and rescale are computed in vectors as well. Sums run over even and odd
  * vectors of a row apart, then over the lanes: an order that depends on nothing but `keys`. */
-static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float *m, float *l, float *rescale) {
+static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
+                         float *l, float *rescale) {
+    vector c = v_set(scale * FA_EXP_LOG2E), zero_shift = v_set(FA_EXP_ROUND);
+    vector shifted = v_set(FA_EXP_ROUND - (float)shift);
     for (int64_t first = 0; first < rows; first += LANES) {
         int64_t count = minimum(LANES, rows - first);
-        float lane[LANES] = {0};
+        vector of_row[LANES]; /* maxima, later sums */
+        float lane[LANES];
+        for (int r = 0; r < LANES; r++) of_row[r] = v_set(0.0f);
 
         /* NaN scores are passed over here; they come back as exp(NaN) below. */
         for (int64_t r = 0; r < count; r++) {
@@ -98,32 +131,31 @@ static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys,
                 even = v_max(v_load(row + j), even);
                 odd = v_max(v_load(row + j + LANES), odd);
             }
-            lane[r] = v_reduce_max(v_max(even, odd));
+            of_row[r] = v_max(even, odd);
         }
         vector old_max = v_load_part(m + first, count);
-        vector new_max = v_max(v_load(lane), old_max);
+        vector new_max = v_max(v_reduce_max_each(of_row), old_max);
         /* -inf: nothing visible so far; 0 stands in. */
         vector base = v_zero_if_less(new_max, v_set(-FLT_MAX), new_max);
-        vector scale = v_exp(v_sub(old_max, base));
+        vector before = v_exp2(v_sub(old_max, base), c, zero_shift);
         v_store_part(m + first, new_max, count);
-        v_store_part(rescale + first, scale, count);
+        v_store_part(rescale + first, before, count);
         v_store(lane, base);
 
         for (int64_t r = 0; r < count; r++) {
             float *row = s + (first + r) * s_stride;
-            vector shift = v_set(lane[r]);
+            vector largest = v_set(lane[r]);
             vector even = v_set(0.0f), odd = v_set(0.0f);
             for (int64_t j = 0; j < keys; j += 2 * LANES) {
-                vector p0 = v_exp(v_sub(v_load(row + j), shift));
-                vector p1 = v_exp(v_sub(v_load(row + j + LANES), shift));
-                v_store(row + j, p0);
-                v_store(row + j + LANES, p1);
+                vector p0 = v_exp2(v_sub(v_load(row + j), largest), c, shifted);
+                vector p1 = v_exp2(v_sub(v_load(row + j + LANES), largest), c, shifted);
+                store_weights(row, j, p0, p1);
                 even = v_add(even, p0);
                 odd = v_add(odd, p1);
             }
-            lane[r] = v_reduce_add(v_add(even, odd));
+            of_row[r] = v_add(even, odd);
         }
-        v_store_part(l + first, v_fma(v_load_part(l + first, count), scale, v_load(lane)), count);
+        v_store_part(l + first, v_fma(v_load_part(l + first, count), before, v_reduce_add_each(of_row)), count);
     }
 }
 
@@ -165,30 +197,55 @@ static void load_rows(float *dst, int64_t dst_stride, const void *const *rows, i
     FOR_TYPE(type, load_rows_of, dst, dst_stride, rows, count, width, factor);
 }
 
-/* Blocks of LANES keys by LANES elements are transposed in registers; what is left at the ends goes through
- * memory, key by key. */
-ALWAYS_INLINE void pack_keys_of(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+/* What packing moves as one: LANES elements of a row, or pairs of bfloat16 elements, from the i-th on; 0 beyond its end. */
+ALWAYS_INLINE vector load_words(const void *row, int64_t i, int64_t width, fa_element type) {
+#ifdef OPERAND_BFLOAT16
+    (void)type;
+    return v_load_pairs(row, 2 * i, width);
+#else
+    return load_in_row(row, i, width, type);
+#endif
+}
+
+/* Blocks of LANES keys by LANES words are transposed in registers; what is left at the ends goes through memory, key by
+ * key. A packed column has `words` of them. */
+ALWAYS_INLINE void pack_keys_of(float *b, const void *const *rows, int64_t count, int64_t words, int64_t width,
+                                fa_element type) {
     for (int64_t n = 0; n < (count + PANEL - 1) / PANEL * PANEL; n += LANES) {
-        float *dst = b + n / PANEL * PANEL * width + n % PANEL;
+        float *dst = b + n / PANEL * PANEL * words + n % PANEL;
         int64_t k = 0;
         if (n + LANES <= count)
-            for (; k + LANES <= width; k += LANES) {
+            for (; k + LANES <= words; k += LANES) {
                 vector block[LANES];
-                for (int i = 0; i < LANES; i++) block[i] = v_load_element(element(rows[n + i], k, type), type);
+                for (int i = 0; i < LANES; i++) block[i] = load_words(rows[n + i], k, width, type);
                 v_transpose(block);
                 for (int i = 0; i < LANES; i++) v_store(dst + (k + i) * PANEL, block[i]);
             }
-        for (; k < width; k += LANES)
+        for (; k < words; k += LANES)
             for (int i = 0; i < LANES; i++) {
                 float key[LANES];
-                v_store(key, n + i < count ? load_in_row(rows[n + i], k, width, type) : v_set(0.0f));
-                for (int64_t j = 0; j < minimum(LANES, width - k); j++) dst[(k + j) * PANEL + i] = key[j];
+                v_store(key, n + i < count ? load_words(rows[n + i], k, width, type) : v_set(0.0f));
+                for (int64_t j = 0; j < minimum(LANES, words - k); j++)
+                    memcpy(dst + (k + j) * PANEL + i, key + j, sizeof *key); /* words: any bits */
             }
     }
 }
 
-static void pack_keys(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
-    FOR_TYPE(type, pack_keys_of, b, rows, count, width);
+#ifdef OPERAND_BFLOAT16
+
+static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    pack_keys_of(b, rows, count, (width + DEPTH - 1) / DEPTH * DEPTH / 2, width, type);
+}
+
+#else
+
+static void load_queries(void *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                         fa_element type, float factor) {
+    load_rows(dst, dst_stride, rows, count, width, type, factor);
+}
+
+static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    FOR_TYPE(type, pack_keys_of, b, rows, count, width, width);
 }
 
 ALWAYS_INLINE bool pack_values_of(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
@@ -211,9 +268,10 @@ ALWAYS_INLINE bool pack_values_of(float *b, const void *const *rows, int64_t cou
     return v_any_nonfinite(bits);
 }
 
-static bool pack_values(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+static bool pack_values(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
     return FOR_TYPE(type, pack_values_of, b, rows, count, width);
 }
+#endif
 
 ALWAYS_INLINE void store_row_of(void *dst, const float *src, int64_t width, float factor, fa_element type) {
     char *bytes = dst;

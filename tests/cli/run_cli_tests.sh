@@ -457,9 +457,22 @@ bench_isas() {
     exits 0 info --json - && cp stdout info.json
     exits 0 bench $bench --seqlen 16 --heads 1 --head-dim 8 --isa all --json -
     python "i = json.load(open('info.json'))['instruction_sets']
-assert [x['isa'] for x in json.load(open('stdout'))['results']] == [n for n in i if i[n]['supported'] and n != 'avx512_bf16']"
+bfloat16 = ['avx512_bf16', 'amx']
+assert [x['isa'] for x in json.load(open('stdout'))['results']] == [n for n in i if i[n]['supported'] and n not in bfloat16]"
+    exits 0 bench $bench --seqlen 16 --heads 1 --head-dim 8 --isa all --dtype bfloat16 --json -
+    python "i = json.load(open('info.json'))['instruction_sets']
+assert [x['isa'] for x in json.load(open('stdout'))['results']] == [n for n in i if i[n]['supported']]"
 }
 test_case "bench: --isa all" bench_isas
+bench_ceilings() {
+    exits 0 bench --ceilings $bench --json ceilings.json
+    grep -q 'portable, float32 multiply-adds' stdout && grep -q 'reading 512 MiB' stdout
+    python "r = json.load(open('ceilings.json'))
+assert r['threads'] == 1 and {'portable', 'read_l2', 'read_512m', 'triad'} <= {x['name'] for x in r['ceilings']}
+assert all(x['one_thread'] > 0.01 and x['all_threads'] == x['one_thread'] for x in r['ceilings'])"
+    exits 2 bench --ceilings --seqlen 16
+}
+test_case "bench: --ceilings" bench_ceilings
 plot() {
     for kind in png svg pdf; do
         exits 0 bench $bench --seqlen 8,16,32 --heads 2 --head-dim 8,16 --isa all --plot plot.$kind

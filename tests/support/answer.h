@@ -20,6 +20,7 @@ typedef struct answer {
     double *allowance; /* of each element, besides the standard kernel's error */
     norms allowances;
     norms standard;    /* error of the standard kernel */
+    norms in_dtype;    /* the same, always in the inputs' dtype */
     bool rounded_last; /* the allowance holds the half ulp of a 16-bit out, which is always used up */
     bool *sees_key;    /* of each row, by the oracle: does it depend on anything? If not it is exactly 0. lse: NULL */
     int64_t row_length;

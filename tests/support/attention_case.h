@@ -34,7 +34,9 @@ typedef enum value_kind {
     VALUES_CONSTANT,     /* every key the same row: the output must be that row */
     VALUES_ONE_HOT,      /* key j is 1 in channel j % head_dim_v, else 0: the output is the weights */
     VALUES_NEAR_LARGEST, /* as large as a sum over the keys allows */
-    VALUE_KINDS
+    VALUE_KINDS,
+    VALUES_LARGEST /* up to the largest number, so that a sum that is divided only at the end overflows; the CPU kernel's
+                      alone, so not among the kinds */
 } value_kind;
 
 /* Which dimensions of a bias or mask are full; the others have extent 1. */

@@ -144,7 +144,8 @@ static void one_hot_value(attention_call *a, tensor *t, int64_t first, int64_t p
 static void large_value(attention_call *a, tensor *t, int64_t first, int64_t place, int64_t length) {
     (void)place;
     /* float16 is summed in float32 and has room; the others share their range with it. */
-    double bound = largest(a->c.type) / (a->c.type == FA_ELEMENT_FLOAT16 ? 1 : 4 * (double)length);
+    bool any = a->c.values == VALUES_LARGEST || a->c.type == FA_ELEMENT_FLOAT16;
+    double bound = largest(a->c.type) / (any ? 1.01 : 4 * (double)length);
     for (int64_t i = 0; i < a->c.head_dim_v; i++)
         tensor_put(t, first + i, bound * (0.5 + rng_uniform(&a->random) / 2) * (i % 3 == 0 ? -1 : 1));
 }
@@ -194,7 +195,8 @@ static void fill_queries_and_keys(attention_call *a) {
 }
 
 static void fill_values(attention_call *a) {
-    static row_filler *const fillers[] = {NULL, constant_value, one_hot_value, large_value};
+    static row_filler *const fillers[] = {NULL, constant_value, one_hot_value,
+                                          large_value, [VALUES_LARGEST] = large_value};
     if (fillers[a->c.values] != NULL) for_each_key(a, a->v, fillers[a->c.values]);
 }
 

@@ -27,7 +27,7 @@ typedef struct contender {
     fa_isa isa;
 } contender;
 
-enum { CONTENDERS = 4 }; /* at most */
+enum { CONTENDERS = 6 }; /* at most */
 
 const char *contender_name(contender who);
 
@@ -38,6 +38,13 @@ attention_call float32_copy(attention_call *a);
 
 /* The CPU kernel on every instruction set of this machine. */
 const contender *contenders(int *count);
+
+/* Whether it rounds weights to the inputs' dtype, as the standard kernel does, by which its out is judged then. Its lse is
+ * held to the promise of float32. */
+bool rounds_weights(contender who, fa_element type);
+
+/* What fa_plan() says of an instruction set: those with operands of bfloat16 serve nothing else. */
+fa_isa runs_as(fa_isa isa, fa_element type);
 
 typedef struct yardstick yardstick;
 

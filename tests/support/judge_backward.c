@@ -12,7 +12,6 @@ const contender *backward_contenders(int *count) {
     static contender all[BACKWARD_CONTENDERS];
     const contender *forward = contenders(count);
     for (int i = 0; i < *count; i++) all[i] = forward[i];
-    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) all[(*count)++] = (contender){FA_KERNEL_CPU, FA_ISA_AVX512_BF16};
     return all;
 }
 
@@ -236,15 +235,15 @@ void backward_yardstick_free(backward_yardstick *y) {
 }
 
 /* P and dS to bfloat16, before the products that make dq, dk and dv. */
-static bool rounds_weights(const backward_call *b, contender who) {
-    return who.kernel == FA_KERNEL_CPU && who.isa == FA_ISA_AVX512_BF16 && b->a->c.type == FA_ELEMENT_BFLOAT16;
+static bool rounds_products(const backward_call *b, contender who) {
+    return who.kernel == FA_KERNEL_CPU && who.isa >= FA_ISA_AVX512_BF16 && b->a->c.type == FA_ELEMENT_BFLOAT16;
 }
 
 const char *fault_in_gradients(const backward_call *b, const backward_yardstick *y, contender who, const gradients *g) {
     const char *wrong = NULL;
     for (int i = 0; i < GRADIENTS && wrong == NULL; i++) {
         if (g->of[i] == NULL) continue;
-        const answer *reference = i <= GRADIENT_V && rounds_weights(b, who) ? &y->rounded[i] : &y->of[i];
+        const answer *reference = i <= GRADIENT_V && rounds_products(b, who) ? &y->rounded[i] : &y->of[i];
         wrong = fault_in_writing(gradient_name((gradient)i), g->of[i]);
         if (wrong == NULL) wrong = fault_in_answer(reference, g->of[i]);
     }

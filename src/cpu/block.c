@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of one block: see block.h. */
+#include "cpu/block.h"
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa_cpu_kernels *kernels,
+                              int64_t tile_rows, char *base) {
+    const int64_t f = (int64_t)sizeof(float);
+    int64_t used = 0;
+    w->o_stride = round_up(p->head_dim_v, FA_PANEL_MAX);
+    int64_t depth = round_up(p->head_dim, FA_DEPTH_MAX);
+    w->q = fa_carve(base, &used, tile_rows * depth * f);
+    w->o = fa_carve(base, &used, tile_rows * w->o_stride * f);
+    w->s = fa_carve(base, &used, tile_rows * FA_TILE_KEYS * f);
+    w->kv = fa_carve(base, &used, fa_cpu_tile_bytes(p, kernels));
+    w->m = fa_carve(base, &used, tile_rows * f);
+    w->l = fa_carve(base, &used, tile_rows * f);
+    w->rescale = fa_carve(base, &used, tile_rows * f);
+    w->row = fa_carve(base, &used, max_i64(w->o_stride, FA_TILE_KEYS) * f);
+    w->keys = fa_carve(base, &used, tile_rows * (int64_t)sizeof(fa_key_range));
+    w->rows = fa_carve(base, &used, max_i64(tile_rows, FA_TILE_KEYS) * (int64_t)sizeof(void *));
+    w->values = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
+    w->next = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
+    w->seen = fa_carve(base, &used, tile_rows * FA_TILE_KEYS);
+    w->again = fa_carve(base, &used, tile_rows * (int64_t)sizeof(bool));
+    return used;
+}
+
+/* ---- K/V tiles ---- */
+
+/* Keys of a tile: those from `key` on. */
+typedef struct key_tile {
+    int64_t key;     /* a multiple of FA_TILE_KEYS */
+    int64_t skipped; /* the first few, which nobody sees; they are not read */
+    int64_t count;   /* with the skipped ones */
+} key_tile;
+
+/* Tile n, cut to the keys [begin, end). That it begins with a multiple of FA_TILE_KEYS whatever `begin` is makes the order
+ * of sums independent of who else is in the block. */
+static key_tile cut_tile(int64_t n, int64_t begin, int64_t end) {
+    int64_t key = n * FA_TILE_KEYS;
+    return (key_tile){key, max_i64(begin - key, 0), min_i64(end - key, FA_TILE_KEYS)};
+}
+
+/* Addresses of the tile's keys, in k or v; zeros stand in for skipped ones. */
+static void key_rows(const fa_problem *p, const fa_rows *tensor, const fa_sequence *s, int64_t head_kv,
+                     const key_tile *tile, const void **rows) {
+    static const float zeros[FA_HEAD_DIM_MAX];
+    for (int64_t j = 0; j < tile->skipped; j++) rows[j] = zeros;
+    for (int64_t j = tile->skipped; j < tile->count; j++)
+        rows[j] = fa_key_address(p, tensor, s, tile->key + j, head_kv);
+}
+
+static int64_t k_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
+    return FA_TILE_KEYS * round_up(p->head_dim, kernels->depth) * fa_element_size(kernels->operand);
+}
+
+static int64_t kv_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
+    return k_bytes(p, kernels) +
+           FA_TILE_KEYS * round_up(p->head_dim_v, kernels->panel) * fa_element_size(kernels->operand);
+}
+
+int64_t fa_cpu_tile_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) { return kv_bytes(p, kernels) + 64; }
+
+int64_t fa_cpu_sequence_tiles(const fa_sequence *s) { return divide_up(s->visibility.key_end, FA_TILE_KEYS); }
+
+static void pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
+                      const key_tile *tile, char *to, const void **rows) {
+    key_rows(p, &p->k, s, head_kv, tile, rows);
+    kernels->pack_keys(to, rows, tile->count, p->head_dim, p->k.type);
+    key_rows(p, &p->v, s, head_kv, tile, rows);
+    to[kv_bytes(p, kernels)] =
+        kernels->pack_values(to + k_bytes(p, kernels), rows, tile->count, p->head_dim_v, p->v.type);
+}
+
+void fa_cpu_pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
+                      int64_t tile, char *to, const void **rows) {
+    key_tile keys = cut_tile(tile, s->visibility.key_begin, s->visibility.key_end);
+    pack_tile(p, kernels, s, head_kv, &keys, to, rows);
+}
+
+/* ---- One block ---- */
+
+/* One computation of a block. */
+typedef struct pass {
+    const fa_cpu_block *block;
+    const fa_cpu_kernels *kernels;
+    bool few;            /* rows: K and V are not packed */
+    int64_t depth;       /* head_dim, padded */
+    float factor;        /* of Q as it is loaded */
+    bool multiply;       /* scores, by score_scale, before anything else happens to them */
+    float score_scale;   /* what is then left of softmax_scale */
+    float softmax_scale; /* of scores as softmax_step sees them */
+    int shift;           /* weights carry a factor of 2^-shift */
+} pass;
+
+/* Where softmax_scale goes. Into Q, if Q is float32. A bfloat16 Q would have to be rounded after it, so the scores are
+ * scaled: by softmax_step in passing, or first of all where something else happens to scores in natural units, or where
+ * the scale is so small or large that float32 would not hold it times log2 e, or 0. */
+static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
+    float magnitude = fabsf(p->softmax_scale);
+    bool operand = b->kernels->operand == FA_ELEMENT_BFLOAT16;
+    bool natural = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL ||
+                   !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
+    pass t = {.block = b, .kernels = b->kernels, .few = b->per_head <= FA_FEW_ROWS};
+    t.depth = round_up(p->head_dim, b->kernels->depth);
+    t.factor = operand ? copysignf(1.0f, p->softmax_scale) : p->softmax_scale;
+    t.multiply = operand && natural;
+    t.score_scale = operand ? magnitude : 1.0f;
+    t.softmax_scale = t.multiply ? 1.0f : t.score_scale;
+    return t;
+}
+
+static void load_queries(const fa_problem *p, const pass *t, fa_cpu_workspace *w) {
+    for (int64_t r = 0; r < t->block->count; r++) {
+        w->rows[r] =
+            fa_query_address(&p->q, &t->block->sequence, fa_block_query(p, t->block, r), fa_block_head(p, t->block, r));
+        w->keys[r] = fa_visible_keys(&t->block->sequence.visibility, fa_block_query(p, t->block, r));
+        w->m[r] = -INFINITY;
+        w->l[r] = 0.0f;
+    }
+    t->kernels->load_queries(w->q, t->depth, w->rows, t->block->count, p->head_dim, p->q.type, t->factor);
+    memset(w->o, 0, (size_t)(t->block->count * w->o_stride) * sizeof(float));
+}
+
+/* s += bias and ALiBi, for one row and the keys [key, key + count). */
+static void add_offsets(const fa_problem *p, const pass *t, int64_t r, int64_t key, int64_t count, float *s,
+                        float *bias) {
+    int64_t query = fa_block_query(p, t->block, r), head = fa_block_head(p, t->block, r),
+            batch = t->block->sequence.batch;
+    if (p->bias.data != NULL) {
+        const void *row = fa_score_address(&p->bias, batch, head, query, key);
+        if (p->bias.key_stride == fa_element_size(p->bias.type)) {
+            t->kernels->load_rows(bias, FA_TILE_KEYS, &row, 1, count, p->bias.type, 1.0f);
+        } else {
+            for (int64_t j = 0; j < count; j++)
+                bias[j] = (float)fa_element_load((const char *)row + j * p->bias.key_stride, p->bias.type);
+        }
+        /* Not a sum where it masks: a hidden key's score may be NaN or +inf. */
+        for (int64_t j = 0; j < count; j++) s[j] = bias[j] == -INFINITY ? -INFINITY : s[j] + bias[j];
+    }
+    if (p->alibi_slopes.data != NULL) {
+        float slope = fa_alibi_slope(p, batch, head);
+        for (int64_t j = 0; j < count; j++)
+            s[j] -= slope * (float)fa_alibi_distance(&t->block->sequence.visibility, query, key + j);
+    }
+}
+
+/* -inf where row r does not see a key of [key, key + count), and behind the last one up to the panel's edge.
+ */
+static void hide(const fa_problem *p, const pass *t, int64_t r, const fa_key_range *keys, int64_t key, int64_t count,
+                 int64_t columns, float *s) {
+    for (int64_t j = 0; j < min_i64(keys->begin - key, count); j++) s[j] = -INFINITY;
+    for (int64_t j = max_i64(min_i64(keys->end - key, count), 0); j < columns; j++) s[j] = -INFINITY;
+    if (p->mask.data == NULL) return;
+    const char *mask = fa_score_address(&p->mask, t->block->sequence.batch, fa_block_head(p, t->block, r),
+                                        fa_block_query(p, t->block, r), key);
+    for (int64_t j = 0; j < count; j++)
+        if (mask[j * p->mask.key_stride] == 0) s[j] = -INFINITY;
+}
+
+/* O = rescale * O + P V for a V tile that holds NaN or infinity: only visible keys are added, since 0 * NaN
+ * is NaN. */
+static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_workspace *w, const void *const *values,
+                               int64_t first, int64_t end, int64_t count) {
+    for (int64_t r = first; r < end; r++) {
+        float *o = w->o + r * w->o_stride;
+        const char *weights = (const char *)(w->s + r * FA_TILE_KEYS);
+        fa_element type = t->kernels->operand;
+        for (int64_t i = 0; i < p->head_dim_v; i++) o[i] *= w->rescale[r];
+        for (int64_t j = 0; j < count; j++) {
+            if (!w->seen[r * FA_TILE_KEYS + j]) continue;
+            float weight = (float)fa_element_load(weights + j * fa_element_size(type), type);
+            t->kernels->load_rows(w->row, w->o_stride, &values[j], 1, p->head_dim_v, p->v.type, 1.0f);
+            for (int64_t i = 0; i < p->head_dim_v; i++) o[i] += weight * w->row[i];
+        }
+    }
+}
+
+/* Score changes and masks, for the rows [first, end) and the first `columns` of the tile. Returns whether anything is
+ * hidden, or may be. */
+static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
+                          int64_t end, int64_t columns) {
+    bool offsets = p->bias.data != NULL || p->alibi_slopes.data != NULL;
+    bool hidden = p->bias.data != NULL;
+    int64_t count = min_i64(tile->count, columns);
+    for (int64_t r = first; r < end; r++) {
+        float *row = w->s + r * FA_TILE_KEYS;
+        for (int64_t j = 0; t->multiply && j < columns; j++) row[j] *= t->score_scale;
+        if (p->softcap > 0) t->kernels->softcap(row, columns, p->softcap);
+        if (offsets) add_offsets(p, t, r, tile->key, count, row, w->row);
+        if (w->keys[r].begin > tile->key || w->keys[r].end < tile->key + columns || p->mask.data != NULL) {
+            hide(p, t, r, &w->keys[r], tile->key, count, columns, row);
+            hidden = true;
+        }
+    }
+    return hidden;
+}
+
+/* Notes which keys a row sees, before scores turn into weights. */
+static void note_seen(fa_cpu_workspace *w, int64_t first, int64_t end, int64_t count) {
+    for (int64_t r = first; r < end; r++)
+        for (int64_t j = 0; j < count; j++)
+            w->seen[r * FA_TILE_KEYS + j] = w->s[r * FA_TILE_KEYS + j] != -INFINITY ? 1u : 0u;
+}
+
+/* The rows [first, end) and a tile of which they see something, in strips. */
+static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
+                          int64_t end) {
+    const fa_cpu_kernels *kernels = t->kernels;
+    const fa_cpu_block *b = t->block;
+    const char *k = b->packed;
+    if (k == NULL) {
+        pack_tile(p, kernels, &b->sequence, b->head_kv, tile, w->kv, w->rows);
+        k = w->kv;
+    } else {
+        k += tile->key / FA_TILE_KEYS * fa_cpu_tile_bytes(p, kernels);
+    }
+    const char *v = k + k_bytes(p, kernels);
+    bool not_finite = k[kv_bytes(p, kernels)] != 0;
+    if (not_finite) key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
+
+    int64_t element = fa_element_size(kernels->operand), p_stride = FA_TILE_KEYS * (4 / element);
+    int64_t depth_v = round_up(tile->count, kernels->depth), width_v = round_up(p->head_dim_v, kernels->panel);
+    for (int64_t r = first, next; r < end; r = next) {
+        next = min_i64(r + kernels->strip, end);
+        int64_t rows = next - r, key_end = 0;
+        for (int64_t i = r; i < next; i++) key_end = max_i64(key_end, w->keys[i].end);
+        int64_t columns = round_up(min_i64(tile->count, max_i64(key_end - tile->key, 1)), kernels->panel);
+        float *s = w->s + r * FA_TILE_KEYS, *o = w->o + r * w->o_stride;
+        kernels->multiply(s, FA_TILE_KEYS, (char *)w->q + r * t->depth * element, t->depth, k, t->depth, rows, columns,
+                          t->depth, NULL);
+        (void)finish_scores(p, t, w, tile, r, next, columns);
+        if (not_finite) note_seen(w, r, next, min_i64(tile->count, columns));
+        kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + r, w->l + r,
+                              w->rescale + r);
+        if (not_finite)
+            accumulate_visible(p, t, w, w->values, r, next, min_i64(tile->count, columns));
+        else
+            kernels->multiply(o, w->o_stride, s, p_stride, v, depth_v, rows, width_v, min_i64(columns, depth_v),
+                              w->rescale + r);
+    }
+}
+
+/* ---- Few rows ---- */
+
+/* Keys that all heads of a block go through before the next ones: their K, or V, of all heads fits L1, and with several
+ * heads lies together in memory. */
+#define CHUNK_KEYS 16
+
+/* K or V of a tile, for all heads of a block: those of the first head, and the way from one head to the next. */
+typedef struct head_rows {
+    const void *const *rows; /* NULL: none */
+    int64_t head_stride;
+    int64_t skipped, count;
+} head_rows;
+
+/* Addresses of keys [begin, begin + count) of head number `head` of the block. */
+static void rows_of_head(const head_rows *h, int64_t head, int64_t begin, int64_t count, const void **to) {
+    for (int64_t j = 0; j < count; j++) {
+        const char *first = h->rows[begin + j];
+        to[j] = begin + j < h->skipped ? first : first + head * h->head_stride;
+    }
+}
+
+/* Part `part` of `heads` of what lies in a chunk, in the order of memory: an equal number of rows for each part, which are
+ * prefetched while head number `part` is computed. NULL where the chunk is not whole. */
+static const void *const *rows_ahead(const head_rows *h, int64_t heads, int64_t part, int64_t begin, const void **to) {
+    if (h->rows == NULL || begin < h->skipped || begin + CHUNK_KEYS > h->count) return NULL;
+    for (int64_t i = 0; i < CHUNK_KEYS; i++) {
+        int64_t number = part * CHUNK_KEYS + i;
+        to[i] = (const char *)h->rows[begin + number / heads] + number % heads * h->head_stride;
+    }
+    return to;
+}
+
+/* A tile with K and V where they lie, for the rows [first, end) of each head. Values are searched for NaN and infinity only
+ * if a row does not see them all. `next`: the tile to prefetch from, or NULL. */
+static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile,
+                       const key_tile *next, int64_t first, int64_t end) {
+    const fa_cpu_kernels *kernels = t->kernels;
+    const fa_cpu_block *b = t->block;
+    int64_t heads = b->count / b->per_head, rows = end - first, columns = round_up(tile->count, kernels->panel);
+    head_rows k = {w->rows, p->k.head_stride, tile->skipped, tile->count};
+    head_rows v = {w->values, p->v.head_stride, tile->skipped, tile->count};
+    head_rows after = {NULL, p->k.head_stride, 0, 0};
+    key_rows(p, &p->k, &b->sequence, b->head_kv, tile, w->rows);
+    key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
+    if (next != NULL) {
+        key_rows(p, &p->k, &b->sequence, b->head_kv, next, w->next);
+        after = (head_rows){w->next, p->k.head_stride, next->skipped, next->count};
+    }
+    const void *now[CHUNK_KEYS], *ahead[CHUNK_KEYS];
+    for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            bool last = j + CHUNK_KEYS >= tile->count;
+            rows_of_head(&k, head, j, count, now);
+            kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (float *)w->q + row * t->depth, t->depth,
+                              rows, now, count, p->head_dim, p->k.type,
+                              rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
+        }
+    bool not_finite = false;
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t row = head * b->per_head + first;
+        bool hidden = finish_scores(p, t, w, tile, row, row + rows, columns);
+        for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
+            int64_t count = min_i64(CHUNK_KEYS, tile->count - j);
+            rows_of_head(&v, head, j, count, now);
+            not_finite = kernels->any_nonfinite(now, count, p->head_dim_v, p->v.type);
+        }
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t row = head * b->per_head + first;
+        if (not_finite) note_seen(w, row, row + rows, tile->count);
+        kernels->softmax_step(w->s + row * FA_TILE_KEYS, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift,
+                              w->m + row, w->l + row, w->rescale + row);
+        if (not_finite) {
+            for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
+                rows_of_head(&v, head, j, min_i64(CHUNK_KEYS, tile->count - j), w->next + j);
+            accumulate_visible(p, t, w, w->next, row, row + rows, tile->count);
+        }
+    }
+    float ones[FA_FEW_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            bool last = j + CHUNK_KEYS >= tile->count;
+            rows_of_head(&v, head, j, count, now);
+            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, rows,
+                              now, count, p->head_dim_v, p->v.type, j == 0 ? w->rescale + row : ones,
+                              rows_ahead(last ? &after : &v, heads, head, last ? 0 : j + CHUNK_KEYS, ahead),
+                              last ? p->head_dim : p->head_dim_v);
+        }
+}
+
+/* Whether row r of any head sees one of the keys [begin, end). */
+static bool row_sees(const fa_cpu_block *b, const fa_cpu_workspace *w, int64_t r, int64_t begin, int64_t end) {
+    for (; r < b->count; r += b->per_head)
+        if (w->keys[r].begin < w->keys[r].end && w->keys[r].begin < end && w->keys[r].end > begin) return true;
+    return false;
+}
+
+/* Part `split` of `splits` of what the rows see (w->keys) is added to o, m and l. */
+static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w, int64_t split, int64_t splits) {
+    /* Both ends rise with the query (mask.h), unused queries at the end apart, which see nothing. */
+    int64_t key_begin = INT64_MAX, key_end = 0;
+    for (int64_t r = 0; r < t->block->count; r++) {
+        if (w->keys[r].begin >= w->keys[r].end) continue;
+        key_begin = min_i64(key_begin, w->keys[r].begin);
+        key_end = max_i64(key_end, w->keys[r].end);
+    }
+    if (key_begin >= key_end) return;
+    int64_t tile_begin = key_begin / FA_TILE_KEYS, tiles = divide_up(key_end, FA_TILE_KEYS) - tile_begin;
+    int64_t tile_end = tile_begin + tiles * (split + 1) / splits;
+    tile_begin += tiles * split / splits;
+    const fa_visibility *whole = &t->block->sequence.visibility;
+    for (int64_t n = tile_begin; n < tile_end; n++) {
+        key_tile tile = cut_tile(n, key_begin, key_end);
+        int64_t begin = tile.key + tile.skipped, end = tile.key + tile.count;
+        int64_t first = 0, last = t->block->per_head;
+        while (first < last && !row_sees(t->block, w, first, begin, end)) first++;
+        while (last > first && !row_sees(t->block, w, last - 1, begin, end)) last--;
+        if (first == last) continue;
+        if (t->few) {
+            key_tile next = cut_tile(n + 1, key_begin, key_end);
+            attend_few(p, t, w, &tile, n + 1 < tile_end ? &next : NULL, first, last);
+        } else {
+            if (t->block->packed != NULL) tile = cut_tile(n, whole->key_begin, whole->key_end);
+            attend_packed(p, t, w, &tile, first, last);
+        }
+    }
+}
+
+/* Whether row r of the output is infinite or NaN somewhere. */
+static bool output_nonfinite(const fa_problem *p, const fa_cpu_block *b, const fa_cpu_workspace *w, int64_t r) {
+    const void *row = w->o + r * w->o_stride;
+    return b->float32->any_nonfinite(&row, 1, p->head_dim_v, FA_ELEMENT_FLOAT32);
+}
+
+/*
+ * O is a sum that is divided at the end, so it may overflow where the average does not: with values above the largest
+ * number divided by the number of keys. Rows with an infinite or NaN result (those that are meant to be NaN among them)
+ * are computed again with weights times 2^-24, enough for 2^24 keys, and divided at once. The others keep their bits.
+ */
+static void attend_again(const fa_problem *p, pass *t, fa_cpu_workspace *w, int64_t split, int64_t splits) {
+    enum { SHIFT = 24 };
+    const fa_cpu_block *b = t->block;
+    for (int64_t r = 0; r < b->count; r++) {
+        w->again[r] = output_nonfinite(p, b, w, r);
+        if (!w->again[r]) {
+            w->keys[r].end = w->keys[r].begin;
+            continue;
+        }
+        memset(w->o + r * w->o_stride, 0, (size_t)w->o_stride * sizeof(float));
+        w->m[r] = -INFINITY;
+        w->l[r] = 0.0f;
+    }
+    t->shift = SHIFT;
+    attend_keys(p, t, w, split, splits);
+    for (int64_t r = 0; r < b->count; r++) {
+        if (!w->again[r]) continue;
+        for (int64_t i = 0; i < p->head_dim_v; i++) w->o[r * w->o_stride + i] /= w->l[r];
+        w->m[r] += (logf(w->l[r]) + SHIFT * 0x1.62e430p-1f) / t->softmax_scale; /* ln 2 */
+        w->l[r] = 1.0f;
+    }
+}
+
+void fa_cpu_attend_block(const fa_problem *p, const fa_cpu_block *b, fa_cpu_workspace *w, int64_t split,
+                         int64_t splits) {
+    pass t = make_pass(p, b);
+    load_queries(p, &t, w);
+    attend_keys(p, &t, w, split, splits);
+    for (int64_t r = 0; r < b->count; r++) w->rows[r] = w->o + r * w->o_stride;
+    if (b->float32->any_nonfinite(w->rows, b->count, p->head_dim_v, FA_ELEMENT_FLOAT32))
+        attend_again(p, &t, w, split, splits);
+    if (t.softmax_scale != 1.0f)
+        for (int64_t r = 0; r < b->count; r++) w->m[r] *= t.softmax_scale;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention of one block: the query rows that share a tile, of one key/value head, over their keys or a part of them.
+ * Everything that depends on masks, lengths, pages and score changes is decided here; the micro-kernels (kernels.h) see
+ * one tile.
+ */
+#ifndef FA_CPU_BLOCK_H
+#define FA_CPU_BLOCK_H
+
+#include "cpu/kernels.h"
+#include "problem.h"
+
+/* With no more rows than this, K and V are read where they lie. */
+#define FA_FEW_ROWS 8
+/* Then so many key/value heads make one block. */
+#define FA_FEW_HEADS 16
+
+/* What one thread needs for one unit. */
+typedef struct fa_cpu_workspace {
+    void *q;                /* [tile_rows][head_dim padded], operand */
+    float *o;               /* [tile_rows][o_stride], not normalised */
+    float *s;               /* [tile_rows][FA_TILE_KEYS], scores, then weights */
+    char *kv;               /* a packed tile, as fa_cpu_pack_tile writes it */
+    float *m, *l, *rescale; /* [tile_rows]; m as softmax_step has it, in the end a natural logarithm */
+    float *row;             /* [max(o_stride, FA_TILE_KEYS)], one row of bias or of the output */
+    fa_key_range *keys;     /* [tile_rows], what each row sees by position */
+    const void **rows;      /* [max(tile_rows, FA_TILE_KEYS)], addresses to pack from */
+    const void **values;    /* [FA_TILE_KEYS], those of a V tile beside `rows` of K */
+    const void **next;      /* [FA_TILE_KEYS], those of the next K tile */
+    unsigned char *seen;    /* [tile_rows][FA_TILE_KEYS], filled only where V holds NaN or infinity */
+    bool *again;            /* [tile_rows], rows to compute again */
+    int64_t o_stride;
+} fa_cpu_workspace;
+
+/* Lays the workspace out at base and returns its size in bytes; with base == NULL only that. */
+int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa_cpu_kernels *kernels,
+                              int64_t tile_rows, char *base);
+
+/* Cuts the next `bytes` of a block, 64-byte aligned; with base == NULL only counts. */
+static inline void *fa_carve(char *base, int64_t *used, int64_t bytes) {
+    void *piece = base == NULL ? NULL : base + *used;
+    *used += (bytes + 63) / 64 * 64;
+    return piece;
+}
+
+/*
+ * The rows of a query tile: rows [begin, begin + per_head) of a sequence and key/value head, where row r is query r / group
+ * of head head_kv * group + r % group; for few rows those of several heads, one head after the other, so that K and V are
+ * read in the order in which they lie in memory.
+ */
+typedef struct fa_cpu_block {
+    fa_sequence sequence;
+    int64_t head_kv; /* the first */
+    int64_t begin;
+    int64_t per_head;
+    int64_t count;                 /* all rows: per_head times the number of heads */
+    const fa_cpu_kernels *kernels; /* with FA_FEW_ROWS rows or fewer the same as float32 */
+    const fa_cpu_kernels *float32; /* a table that works in float32 */
+    const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
+} fa_cpu_block;
+
+/*
+ * K and V of FA_TILE_KEYS keys of a sequence, as operands of multiply: K, V, then 64 bytes of which the first tells
+ * whether V holds NaN or infinity.
+ */
+int64_t fa_cpu_tile_bytes(const fa_problem *p, const fa_cpu_kernels *kernels);
+/* The tiles of a sequence, from its first key on. */
+int64_t fa_cpu_sequence_tiles(const fa_sequence *s);
+/* `rows`: room for FA_TILE_KEYS addresses. */
+void fa_cpu_pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
+                      int64_t tile, char *to, const void **rows);
+
+/* The query and the head of row r. */
+static inline int64_t fa_block_query(const fa_problem *p, const fa_cpu_block *b, int64_t r) {
+    return (b->begin + r % b->per_head) / p->group;
+}
+
+static inline int64_t fa_block_head(const fa_problem *p, const fa_cpu_block *b, int64_t r) {
+    return (b->head_kv + r / b->per_head) * p->group + (b->begin + r % b->per_head) % p->group;
+}
+
+/* Part `split` of `splits` of the block's keys; leaves o, m, l in the workspace, m and l as merge.h has them. */
+void fa_cpu_attend_block(const fa_problem *p, const fa_cpu_block *b, fa_cpu_workspace *w, int64_t split,
+                         int64_t splits);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The micro-kernels in AMX: products in tiles of bfloat16, everything else in AVX-512. Products are exact, sums float32;
+ * subnormal operands and sums count as 0 (docs/numerics.md). A thread may use tiles only after the process was permitted to
+ * (dispatch.c).
+ */
+#include "kernels.h"
+
+/* FA_AMX_MODEL, a header with the tile instructions in C: for tests. Clang before 16 spells its macros without the
+ * underscore. */
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
+    defined(__AVX512BF16__) && (defined(__AMX_BF16__) || defined(__AMXBF16__) || defined(FA_AMX_MODEL))
+
+#    define OPERAND_BFLOAT16
+#    define DEPTH 32
+
+#    include "kernels_avx512_bf16.h"
+
+#    ifdef FA_AMX_MODEL
+#        include FA_AMX_MODEL
+#    else
+#        define TILE_CONFIGURE(shapes) _tile_loadconfig(shapes)
+#        define TILE_ZERO(c) _tile_zero(c)
+#        define TILE_LOAD(t, address, stride) _tile_loadd(t, address, stride)
+#        define TILE_STORE(t, address, stride) _tile_stored(t, address, stride)
+#        define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#        define TILE_RELEASE() _tile_release()
+#    endif
+
+#    include "kernels_amx_multiply.h"
+
+_Static_assert(PANEL == AMX_PANEL && DEPTH == AMX_DEPTH, "packed panels are pairs of tiles");
+
+const fa_cpu_kernels *fa_cpu_kernels_amx(void) {
+    static const fa_cpu_kernels table = {.isa = FA_ISA_AMX,
+                                         .panel = PANEL,
+                                         .operand = FA_ELEMENT_BFLOAT16,
+                                         .depth = DEPTH,
+                                         .strip = 32,
+                                         .load_rows = load_rows,
+                                         .load_queries = load_queries,
+                                         .pack_keys = pack_keys,
+                                         .pack_values = pack_values,
+                                         .multiply = multiply,
+                                         .leave = leave,
+                                         .softmax_step = softmax_step,
+                                         .softcap = softcap,
+                                         .store_row = store_row};
+    return &table;
+}
+
+#else
+
+const fa_cpu_kernels *fa_cpu_kernels_amx(void) { return NULL; }
+
+#endif
