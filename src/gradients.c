@@ -22,7 +22,7 @@ static fa_status output_like(fa_rows *rows, const char *name, const fa_tensor *t
                              const fa_tensor *model, const fa_tensor *q, bool reference, bool with_data) {
     if (t == NULL) return FA_OK;
     FA_TRY(rows_like(rows, name, t, model_name, model, q, reference, with_data));
-    static char nothing[8];
+    static _Alignas(8) char nothing[8];
     if (rows->data == NULL) rows->data = nothing; /* NULL means not wanted, so an empty tensor needs an address */
     return fa_tensor_check_output(name, t);
 }
@@ -46,7 +46,7 @@ static fa_status option_gradient(const char *name, const fa_tensor *t, const cha
 }
 
 static char *output_data(const fa_tensor *t) {
-    static char nothing[8];
+    static _Alignas(8) char nothing[8];
     return t->data == NULL ? nothing : fa_tensor_data(t);
 }
 

@@ -153,6 +153,9 @@ fa_status fa_gpu_backward_plan_make(const fa_gradients *g, fa_gpu_backward_plan 
 
 /* ---- the launch ---- */
 
+/* An array of the workspace; there is none where there is nothing to do. */
+static void *array_at(char *workspace, int64_t offset) { return workspace == NULL ? NULL : workspace + offset; }
+
 static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward_plan *plan, char *workspace) {
     const fa_problem *p = &g->problem;
     const fa_gpu_backward_workspace *w = &plan->workspace;
@@ -174,16 +177,16 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .key_blocks = (int32_t)plan->key_blocks,
         .key_entries = (int32_t)plan->key_entries,
         .deterministic = g->deterministic,
-        .lse_log2 = (float *)(workspace + w->lse_log2),
-        .delta = (float *)(workspace + w->delta),
-        .dq_sum = (float *)(workspace + w->dq_sum),
-        .turns = (uint32_t *)(workspace + w->turns),
-        .idle_rows = (int32_t *)(workspace + w->idle_rows),
+        .lse_log2 = array_at(workspace, w->lse_log2),
+        .delta = array_at(workspace, w->delta),
+        .dq_sum = array_at(workspace, w->dq_sum),
+        .turns = array_at(workspace, w->turns),
+        .idle_rows = array_at(workspace, w->idle_rows),
     };
-    if (g->dsink.data != NULL || g->dalibi_slopes.data != NULL) b.row_sum = (float *)(workspace + w->row_sum);
+    if (g->dsink.data != NULL || g->dalibi_slopes.data != NULL) b.row_sum = array_at(workspace, w->row_sum);
     if (plan->copies_dout) {
         int64_t pitch = dout_pitch(p);
-        b.dout = (fa_device_rows){.data = workspace + w->dout,
+        b.dout = (fa_device_rows){.data = array_at(workspace, w->dout),
                                   .batch_stride = p->cu_seqlens_q.data != NULL ? 0 : p->rows_q * p->heads * pitch,
                                   .row_stride = p->heads * pitch,
                                   .head_stride = pitch};

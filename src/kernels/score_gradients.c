@@ -129,10 +129,9 @@ DEVICE void sum_rows(const fa_score_gradient_params *g) {
     float sum = 0.0f;
     for (int n = begin; n < end; n++) {
         const device_sequence s = sequence_load(p, n);
-        const float *rows =
-            g->backward.row_sum + (int64_t)first_query_tile(&g->backward, &s, head) * g->backward.block_m;
+        const int64_t slot = (int64_t)first_query_tile(&g->backward, &s, head) * g->backward.block_m;
         for (int row = (int)thread_index(); row < s.visibility.seqlen_q; row += THREADS)
-            sum += global_load_f32(rows + row);
+            sum += global_load_f32(g->backward.row_sum + slot + row);
     }
     sum = warp_sum(sum);
     if (lane_index() == 0) shared_store_f32(parts + 4 * warp_index(), sum);

@@ -103,8 +103,10 @@ DEVICE void keep_work(const key_work *w, const fa_backward_params *params) {
                                w->row_begin, w->row_end};
         UNROLL
         for (int i = 0; i < 10; i++) shared_store_i32(kept(4 * (uint32_t)i), words[i]);
-        shared_store_u64(kept(KEPT_Q), (uint64_t)row_address(&params->forward.q, s, s->q_begin, 0));
-        shared_store_u64(kept(KEPT_DOUT), (uint64_t)row_address(&params->dout, s, s->q_begin, 0));
+        if (w->row_begin < w->row_end) {
+            shared_store_u64(kept(KEPT_Q), (uint64_t)row_address(&params->forward.q, s, s->q_begin, 0));
+            shared_store_u64(kept(KEPT_DOUT), (uint64_t)row_address(&params->dout, s, s->q_begin, 0));
+        }
         shared_store_i32(kept(KEPT_HEAD_END), (w->tile.head_kv + 1) * params->forward.group);
         shared_store_i32(kept(KEPT_KEY), w->key);
         shared_store_i32(kept(KEPT_TURN), -1);
