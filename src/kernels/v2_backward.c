@@ -29,7 +29,7 @@
 #include "backward_tiles.h"
 #include "copy.h"
 #include "pairs.h"
-#include "score.h"
+#include "score_backward.h"
 #include "v2_tiles.h"
 
 #if BLOCK_N % 32 || WARPS * 32 % BLOCK_N || QUERIES % 16 || COLUMNS % 16 || WARPS % DQ_ROW_WARPS || DQ_COLUMNS % 16 || \
@@ -116,12 +116,12 @@ DEVICE void keep_work(const key_work *w, const fa_backward_params *params) {
 
 DEVICE fa_visibility kept_visibility(void) {
     fa_visibility v;
-    v.seqlen_q = shared_load_i32(kept(0));
-    v.key_begin = shared_load_i32(kept(4));
-    v.key_end = shared_load_i32(kept(8));
-    v.diagonal = shared_load_i32(kept(12));
-    v.left = shared_load_i32(kept(16));
-    v.right = shared_load_i32(kept(20));
+    v.seqlen_q = shared_load_i32(kept(KEPT_VISIBILITY));
+    v.key_begin = shared_load_i32(kept(KEPT_VISIBILITY + 4));
+    v.key_end = shared_load_i32(kept(KEPT_VISIBILITY + 8));
+    v.diagonal = shared_load_i32(kept(KEPT_VISIBILITY + 12));
+    v.left = shared_load_i32(kept(KEPT_VISIBILITY + 16));
+    v.right = shared_load_i32(kept(KEPT_VISIBILITY + 20));
     return v;
 }
 
@@ -154,8 +154,8 @@ DEVICE int step_number(step s, const fa_backward_params *params) {
 DEVICE void load_queries(uint32_t stage, step s, const fa_backward_params *params) {
     const fa_forward_params *p = &params->forward;
     const char *q = (const char *)shared_load_u64(kept(KEPT_Q)) + s.head * p->q.head_stride;
-    load_tile(shared_base() + stage * TILE_BYTES_Q, BLOCK_M, q, &p->q, s.tile * BLOCK_M, 0, shared_load_i32(kept(0)),
-              p->head_dim, p, THREADS);
+    load_tile(shared_base() + stage * TILE_BYTES_Q, BLOCK_M, q, &p->q, s.tile * BLOCK_M, 0,
+              shared_load_i32(kept(KEPT_VISIBILITY)), p->head_dim, p, THREADS);
     /* lse and D, 4 rows per thread */
     int i = (int)thread_index();
     if (i < BLOCK_M / 2) {
@@ -169,7 +169,8 @@ DEVICE void load_queries(uint32_t stage, step s, const fa_backward_params *param
 DEVICE void load_dout(step s, const fa_backward_params *params) {
     const char *dout = (const char *)shared_load_u64(kept(KEPT_DOUT)) + s.head * params->dout.head_stride;
     copy_pages_async(shared_base() + AT_DOUT, BLOCK_M, HEAD_DIM / TILE_PAGE, dout, params->dout.row_stride,
-                     s.tile * BLOCK_M, 0, shared_load_i32(kept(0)), (params->forward.head_dim_v + 7) / 8 * 8, THREADS);
+                     s.tile * BLOCK_M, 0, shared_load_i32(kept(KEPT_VISIBILITY)),
+                     (params->forward.head_dim_v + 7) / 8 * 8, THREADS);
 }
 
 /* Zero for the rows of Q and dO that take no part: their P and dS are 0, but 0 times NaN or infinity would be NaN. */
@@ -290,68 +291,6 @@ DEVICE void multiply_dq(float dq[DQ_STRIPS][DQ_COLUMNS / 2], uint32_t ds_address
             for (int i = 0; i < DQ_STRIPS; i++) {
                 mma_16bit(&dq[i][8 * n], a[i], b);
                 mma_16bit(&dq[i][8 * n + 4], a[i], b + 2);
-            }
-        }
-    }
-}
-
-/* ---- scores ---- */
-
-/*
- * S^T becomes P^T, and dP^T becomes dS^T = P^T * (dP^T - D), with softcap times its derivative. Of a strip of 16 keys, a thread has two, and of each
- * n8 tile two queries, whose lse and D lie at `rows`. Where P is masked both are exactly 0, whatever dP is.
- */
-DEVICE void scores_to_gradients(float s[QUERIES / 2], float dp[QUERIES / 2], uint32_t rows, float scale_log2) {
-    rows += lane_index() % 4 * 8;
-    UNROLL
-    for (int n = 0; n < QUERIES / 8; n++) {
-        f32x2 lse = shared_load_f32x2(rows + 32 * (uint32_t)n),
-              delta = shared_load_f32x2(rows + BLOCK_M * 4 + 32 * (uint32_t)n);
-        UNROLL
-        for (int v = 0; v < 4; v++) {
-            float x = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -lse.y : -lse.x));
-            s[4 * n + v] = x;
-            dp[4 * n + v] = x * (dp[4 * n + v] - (v % 2 ? delta.y : delta.x));
-        }
-    }
-}
-
-/* The same with masks, and in the GENERAL variants changed scores. query and key: of the thread's first element. */
-DEVICE void scores_to_gradients_masked(float s[QUERIES / 2], float dp[QUERIES / 2], uint32_t rows, float scale_log2,
-                                       const fa_visibility *visibility, int head, int query, int key,
-                                       const fa_forward_params *p) {
-#if GENERAL
-    const head_scores scores = head_scores_of(p, shared_load_i32(kept(KEPT_ENTRY)), head);
-    scale_log2 = LOG2_E;
-#else
-    (void)head;
-    (void)p;
-#endif
-    rows += lane_index() % 4 * 8;
-    UNROLL
-    for (int n = 0; n < QUERIES / 8; n++) {
-        f32x2 lse = shared_load_f32x2(rows + 32 * (uint32_t)n),
-              delta = shared_load_f32x2(rows + BLOCK_M * 4 + 32 * (uint32_t)n);
-        UNROLL
-        for (int e = 0; e < 2; e++) {
-            int i = query + 8 * n + e;
-            float row_lse = e ? lse.y : lse.x, row_delta = e ? delta.y : delta.x;
-            fa_key_range keys = fa_visible_keys(visibility, i);
-            UNROLL
-            for (int r = 0; r < 2; r++) {
-                const int v = 4 * n + 2 * r + e, j = key + 8 * r;
-                int visible = row_lse != INFINITY && j >= keys.begin && j < keys.end;
-                float x = s[v], slope = 1.0f;
-#if GENERAL
-                float tanh_of;
-                x = scale_and_cap(x, p, &tanh_of);
-                slope = 1.0f - tanh_of * tanh_of;
-                if (visible) x = bias_and_mask(x, p, &scores, visibility, i, j);
-                visible = visible && x != -INFINITY;
-#endif
-                x = exp2_approx(fmaf(x, scale_log2, -row_lse));
-                s[v] = visible ? x : 0.0f;
-                dp[v] = visible ? x * (dp[v] - row_delta) * slope : 0.0f;
             }
         }
     }
@@ -495,20 +434,23 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         multiply_transposed(s, k_address, q_rows + at_q);
         multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + AT_DOUT);
 
-        const int row = now.tile * BLOCK_M;
-        const int key = shared_load_i32(kept(KEPT_KEY));
+        const int row = now.tile * BLOCK_M, key = shared_load_i32(kept(KEPT_KEY));
         const fa_visibility visibility = kept_visibility();
-        const float scale_log2 = p->softmax_scale * LOG2_E;
         const device_tile_keys seen = tile_keys(&visibility, row, row + BLOCK_M);
         const int masked = GENERAL || idle || key < seen.all.begin || key + BLOCK_N > seen.all.end;
+        const uint32_t lse = rows + 4 * (uint32_t)query, delta = lse + BLOCK_M * 4;
         UNROLL
         for (int i = 0; i < 2; i++) {
-            if (masked)
-                scores_to_gradients_masked(s[i], ds[i], rows + 4 * (uint32_t)query, scale_log2, &visibility, now.head,
-                                           row + query + (int)lane_index() % 4 * 2,
-                                           key + first + 16 * i + (int)lane_index() / 4, p);
-            else
-                scores_to_gradients(s[i], ds[i], rows + 4 * (uint32_t)query, scale_log2);
+            if (masked) {
+                score_place at;
+                at.entry = shared_load_i32(kept(KEPT_ENTRY));
+                at.head = now.head;
+                at.query = row + query + (int)lane_index() % 4 * 2;
+                at.key = key + first + 16 * i + (int)lane_index() / 4;
+                scores_to_gradients_masked(s[i], ds[i], QUERIES / 2, lse, delta, &visibility, at, p);
+            } else {
+                scores_to_gradients(s[i], ds[i], QUERIES / 2, lse, delta, p->softmax_scale * LOG2_E);
+            }
             store_transposed(base + AT_P, s[i], first + 16 * i, query);
             store_transposed(base + AT_DS, ds[i], first + 16 * i, query);
         }
