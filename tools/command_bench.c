@@ -318,7 +318,7 @@ int command_bench(int argc, char **argv) {
     code = check_settings_agree(&settings);
     if (code != EXIT_CODE_OK) return code;
     if (settings.device == 1 && settings.backward)
-        return fail_usage("--backward: GPU kernels have no backward pass in this version");
+        return fail_usage("--backward: with --device cuda only forward is measured; bench/gpu_backward.py does both");
     if (settings.device == 1) return run_on_gpu(&settings, &scores);
     if (settings.kernels != 0)
         return fail_usage("--kernel: is for --device cuda; on the CPU the cpu kernel is measured");

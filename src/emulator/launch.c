@@ -200,9 +200,7 @@ static void run_cluster(fa_worker *worker, uint64_t index) {
     for (uint32_t rank = 0; rank < launch->cluster; rank++) begin_block(worker, rank, index, nothing);
     fa_knowledge_drop(&worker->pool, nothing);
 
-    __atomic_fetch_add(&launch->running, 1, __ATOMIC_RELAXED);
     fa_run_cluster(worker);
-    __atomic_fetch_sub(&launch->running, 1, __ATOMIC_RELAXED);
 
     for (uint32_t rank = 0; rank < launch->cluster; rank++) end_block(worker, &worker->blocks[rank]);
     fa_exchange_destroy(&worker->pool, &worker->cluster_exchange);
@@ -216,9 +214,12 @@ static void *work(void *argument) {
     fa_worker *worker = argument;
     fa_launch_state *launch = worker->launch;
     while (worker->status == FA_EMULATOR_OK && !__atomic_load_n(&launch->stop, __ATOMIC_RELAXED)) {
-        uint64_t index = __atomic_fetch_add(&launch->next_cluster, 1, __ATOMIC_RELAXED);
+        /* Running before it is taken: whoever polls for what an earlier block will do must know that it is on its way. */
+        __atomic_fetch_add(&launch->running, 1, __ATOMIC_SEQ_CST);
+        uint64_t index = __atomic_fetch_add(&launch->next_cluster, 1, __ATOMIC_SEQ_CST);
+        if (index < launch->clusters) run_cluster(worker, index);
+        __atomic_fetch_sub(&launch->running, 1, __ATOMIC_SEQ_CST);
         if (index >= launch->clusters) break;
-        run_cluster(worker, index);
     }
     if (worker->status != FA_EMULATOR_OK) __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
     return NULL;

@@ -251,7 +251,7 @@ typedef struct {
     size_t readable_count, writable_count;
     uint64_t next_cluster; /* atomic */
     uint32_t stop;         /* atomic: some worker failed */
-    uint32_t running;      /* atomic: workers inside a cluster */
+    uint32_t running;      /* atomic: workers that have a cluster, or are about to take one */
 } fa_launch_state;
 
 struct fa_worker {

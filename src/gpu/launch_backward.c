@@ -129,7 +129,7 @@ fa_status fa_gpu_backward_plan_make(const fa_gradients *g, fa_gpu_backward_plan 
     bool varlen_k = p->cu_seqlens_k.data != NULL;
     *plan = (fa_gpu_backward_plan){.kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_V2 : p->kernel};
     FA_TRY(check_kernel(plan->kernel));
-    FA_TRY(fa_machine_open((fa_device){p->device_type, p->device_id}, &plan->machine));
+    FA_TRY(fa_gpu_open(p, plan->kernel, &plan->machine));
     FA_TRY(fa_gpu_check_options(p, plan->kernel));
     FA_TRY(fa_gpu_check_sizes(p));
     FA_TRY(choose_kernel(p, plan));

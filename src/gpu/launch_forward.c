@@ -42,6 +42,15 @@ static fa_status check_kernel(fa_kernel kernel) {
     return FA_OK;
 }
 
+fa_status fa_gpu_open(const fa_problem *p, fa_kernel kernel, const fa_machine **machine) {
+    if (p->device_type == FA_DEVICE_CPU && !fa_machine_emulation_asked())
+        return fa_fail(FA_UNSUPPORTED,
+                       "kernel = %s: runs on a GPU, the tensors lie in CPU memory, and the environment variable "
+                       "FLASHATTN_MACHINE is not set: it names an emulated GPU (emulated-h100 for one) for them",
+                       fa_kernel_name(kernel));
+    return fa_machine_open((fa_device){p->device_type, p->device_id}, machine);
+}
+
 fa_status fa_gpu_check_options(const fa_problem *p, fa_kernel kernel) {
     const char *name = fa_kernel_name(kernel);
     if (p->isa != FA_ISA_AUTO)
@@ -231,7 +240,7 @@ static fa_status choose_kernel(const fa_problem *p, fa_gpu_plan *plan) {
 fa_status fa_gpu_forward_plan(const fa_problem *p, fa_gpu_plan *plan) {
     *plan = (fa_gpu_plan){.kernel = p->kernel == FA_KERNEL_AUTO ? FA_KERNEL_V2 : p->kernel};
     FA_TRY(check_kernel(plan->kernel));
-    FA_TRY(fa_machine_open((fa_device){p->device_type, p->device_id}, &plan->machine));
+    FA_TRY(fa_gpu_open(p, plan->kernel, &plan->machine));
     FA_TRY(fa_gpu_check_options(p, plan->kernel));
     FA_TRY(choose_kernel(p, plan));
     FA_TRY(fa_gpu_check_sizes(p));

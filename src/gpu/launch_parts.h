@@ -3,11 +3,15 @@
 #ifndef FA_GPU_LAUNCH_PARTS_H
 #define FA_GPU_LAUNCH_PARTS_H
 
+#include "gpu/machine.h"
 #include "kernels/forward_params.h"
 #include "problem.h"
 
 #define FA_GPU_MAX_BLOCKS INT32_MAX /* of gridDim.x */
 #define FA_GPU_MAX_GRID_YZ 65535    /* of gridDim.y and gridDim.z */
+
+/* The machine for the problem's tensors; if they lie in CPU memory, the emulated one. kernel: for the refusal. */
+fa_status fa_gpu_open(const fa_problem *problem, fa_kernel kernel, const fa_machine **machine);
 
 /* Refuse what no GPU kernel takes. */
 fa_status fa_gpu_check_options(const fa_problem *problem, fa_kernel kernel);

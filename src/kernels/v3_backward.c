@@ -23,7 +23,7 @@
 
 #include "backward_tiles.h"
 #include "fragment.h"
-#include "score.h"
+#include "score_backward.h"
 
 #define SPLIT_COLUMNS V3B_SPLIT_COLUMNS(HEAD_DIM)
 #define CONSUMERS 2
@@ -387,78 +387,28 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
     wgmma_commit_group();
 }
 
-/* ---- Consumer: scores, keys down and queries across ---- */
+/* ---- Consumer: scores, keys down and queries across; tiles with a mask: score_backward.h ---- */
 
-/* The thread's element 4 t + 2 r + e is of key `key` + 8 r and query `query` + 8 t + e. */
-typedef struct fragment_place {
-    int key, query;
-} fragment_place;
-
-/* P^T in the place of S^T. lse: log-sum-exps of the warpgroup's queries in shared memory, from the thread's first on. */
-DEVICE void weigh(float *s, const fa_v3_backward_params *params, const key_work *w, int head, fragment_place place,
-                  int masked, uint32_t lse, float *slope) {
-    const fa_forward_params *p = &params->backward.forward;
-#if GENERAL
-    const head_scores scores = head_scores_of(p, w->tile.sequence.entry, head);
-    const float scale_log2 = LOG2_E;
-#else
-    const float scale_log2 = p->softmax_scale * LOG2_E;
-    (void)slope;
-    (void)head;
-#endif
-    if (GENERAL || masked) {
-        UNROLL
-        for (int i = 0; i < QUERIES / 8; i++) {
-            const f32x2 l = shared_load_f32x2(lse + 32 * (uint32_t)i);
-            UNROLL
-            for (int e = 0; e < 2; e++) {
-                const int query = place.query + 8 * i + e, idle = (e ? l.y : l.x) == INFINITY;
-                const fa_key_range keys = fa_visible_keys(&w->tile.sequence.visibility, query);
-                UNROLL
-                for (int r = 0; r < 2; r++) {
-                    const int key = place.key + 8 * r, seen = !idle && key >= keys.begin && key < keys.end,
-                              j = 4 * i + 2 * r + e;
-#if GENERAL
-                    float tanh_of;
-                    s[j] = scale_and_cap(s[j], p, &tanh_of);
-                    slope[j] = 1.0f - tanh_of * tanh_of;
-                    if (seen) s[j] = bias_and_mask(s[j], p, &scores, &w->tile.sequence.visibility, query, key);
-#endif
-                    if (!seen) s[j] = -INFINITY;
-                }
-            }
-        }
-    }
+/* P^T in the place of S^T. lse: shared memory address of the first query's. */
+DEVICE void weigh(float *s, uint32_t lse, float scale_log2) {
+    const uint32_t pair = lane_index() % 4 * 8;
     UNROLL
-    for (int i = 0; i < QUERIES / 8; i++) {
-        const f32x2 l = shared_load_f32x2(lse + 32 * (uint32_t)i);
+    for (int n = 0; n < QUERIES / 8; n++) {
+        const f32x2 l = shared_load_f32x2(lse + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int r = 0; r < 2; r++) {
-            s[4 * i + 2 * r] = exp2_approx(fmaf(s[4 * i + 2 * r], scale_log2, -l.x));
-            s[4 * i + 2 * r + 1] = exp2_approx(fmaf(s[4 * i + 2 * r + 1], scale_log2, -l.y));
-        }
+        for (int v = 0; v < 4; v++) s[4 * n + v] = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -l.y : -l.x));
     }
 }
 
-/* dS^T = P^T (dP^T - D) in the place of dP^T; exactly 0 where the pair does not see each other. */
-DEVICE void differentiate(float *dp, const float *p, int masked, uint32_t delta, const float *slope) {
+/* dS^T = P^T (dP^T - D) in the place of dP^T. */
+DEVICE void differentiate(float *dp, const float *p, uint32_t delta) {
+    const uint32_t pair = lane_index() % 4 * 8;
     UNROLL
-    for (int i = 0; i < QUERIES / 8; i++) {
-        const f32x2 d = shared_load_f32x2(delta + 32 * (uint32_t)i);
+    for (int n = 0; n < QUERIES / 8; n++) {
+        const f32x2 d = shared_load_f32x2(delta + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int j = 0; j < 4; j++) dp[4 * i + j] = p[4 * i + j] * (dp[4 * i + j] - (j % 2 == 0 ? d.x : d.y));
+        for (int v = 0; v < 4; v++) dp[4 * n + v] = p[4 * n + v] * (dp[4 * n + v] - (v % 2 ? d.y : d.x));
     }
-#if GENERAL
-    (void)masked;
-    UNROLL
-    for (int i = 0; i < QUERIES / 2; i++) dp[i] = p[i] == 0.0f ? 0.0f : dp[i] * slope[i];
-#else
-    (void)slope;
-    if (masked) {
-        UNROLL
-        for (int i = 0; i < QUERIES / 2; i++) dp[i] = p[i] == 0.0f ? 0.0f : dp[i];
-    }
-#endif
 }
 
 DEVICE void pack_fragments(uint32_t *packed, const float *x) {
@@ -586,9 +536,9 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
     for (;; count++) {
         const uint32_t stage = ring_stage(count), parity = ring_parity(count);
         const uint32_t q_tile = shared->q + stage * BYTES_Q, dout_tile = shared->dout + stage * BYTES_DO;
-        const uint32_t numbers = (stage * BLOCK_M + query_offset + (uint32_t)(lane % 4 * 2)) * 4;
+        const uint32_t numbers = (stage * BLOCK_M + query_offset) * 4;
         const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S, p_tile = ds_tile + 2 * BYTES_S;
-        float s[QUERIES / 2], dp[QUERIES / 2], slope[QUERIES / 2];
+        float s[QUERIES / 2], dp[QUERIES / 2];
         uint32_t p16[QUERIES / 4], ds16[QUERIES / 4];
         mbarrier_wait(shared->q_full + 8 * stage, parity);
         const u32x4 work = shared_load_u32x4(shared->work + 16 * stage);
@@ -600,13 +550,19 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         issue_dp(dp, v_rows, dout_tile + query_offset * TILE_PAGE * 2);
         wgmma_wait_group(1);
         register_fence_f32(s, QUERIES / 2);
-        const fragment_place place = {w->key + (int)key_offset + 16 * warp + lane / 4,
-                                      (int)(work.y + query_offset) + lane % 4 * 2};
-        weigh(s, params, w, (int)work.x, place, (int)work.z, shared->lse + numbers, slope);
-        pack_fragments(p16, s);
+        const int masked = GENERAL || work.z;
+        if (!masked) weigh(s, shared->lse + numbers, b->forward.softmax_scale * LOG2_E);
         wgmma_wait_group(0);
         register_fence_f32(dp, QUERIES / 2);
-        differentiate(dp, s, (int)work.z, shared->delta + numbers, slope);
+        if (masked) {
+            const score_place at = {w->tile.sequence.entry, (int)work.x, (int)(work.y + query_offset) + lane % 4 * 2,
+                                    w->key + (int)key_offset + 16 * warp + lane / 4};
+            scores_to_gradients_masked(s, dp, QUERIES / 2, shared->lse + numbers, shared->delta + numbers,
+                                       &w->tile.sequence.visibility, at, &b->forward);
+        } else {
+            differentiate(dp, s, shared->delta + numbers);
+        }
+        pack_fragments(p16, s);
         pack_fragments(ds16, dp);
 #if !SPLIT_COLUMNS
         issue_dv(dv, p16, 0, dout_tile, count > 0);

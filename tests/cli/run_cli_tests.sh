@@ -191,7 +191,7 @@ usage "4097 queries and 4097 keys; at most 4096" run too_long.npy too_long.npy t
 usage "must be all or some of cpu" check --kernel reference
 usage "--expected needs input files" check --expected out.npy
 usage "--backward checks gradients" check $qkv --backward --expected out.npy
-usage "GPU kernels have no backward pass" bench --backward --device cuda
+usage "only forward is measured" bench --backward --device cuda
 usage "--expected-lse needs --expected" check $qkv --expected-lse lse.npy
 usage "but input files are given" check $qkv --seed 1
 usage "--seqlen = 1,,2: must be integers separated by commas" bench --seqlen 1,,2
@@ -391,7 +391,7 @@ check_backward_json() {
 assert [x['gradient'] for x in r] == ['dq', 'dk', 'dv'] and all(x['within_budget'] for x in r)"
 }
 test_case "check: gradients, --json -" check_backward_json
-check_backward_kernel() { refuses 4 "GPU kernels have no backward pass" check --backward --kernel v2 --seqlen 16; }
+check_backward_kernel() { refuses 4 "kernel = v1: has no backward pass on a GPU" check --backward --kernel v1 --seqlen 16; }
 test_case "check: gradients of a kernel that has none" check_backward_kernel
 test_case "check: files and an output from elsewhere" check_passes layer.safetensors --expected :expected \
     --expected-lse lse.npy
