@@ -68,7 +68,7 @@ void outputs_free(outputs *o);
 
 /* What is wrong with the outputs by the rule, good until the next call; NULL: nothing. */
 const char *fault_in_outputs(const yardstick *y, const outputs *o);
-/* Fails the test with it. */
+/* Fails the test with it. A kernel that rounds weights to bfloat16 is granted what that may cost, if it needs it. */
 void judge_outputs(const attention_call *a, const yardstick *y, contender who, const outputs *o);
 
 /* All of it, for every contender and by both standards. Poisons what must not be read first. */
