@@ -68,6 +68,7 @@ double score_of(const head_view *w, int64_t row, int64_t key, double *unit) {
     double x = w->scale * sum;
     squares += square(lost(x));
     if (c->softcap > 0) {
+        if (isinf(x)) squares = 0; /* whatever it lost on its way, its tanh is 1 or -1 */
         x = (double)c->softcap * tanh(x / (double)c->softcap);
         squares += square(3 * UNIT * x); /* quotient, tanh, product */
     }
