@@ -78,6 +78,13 @@ void fa_emulated_global_store_release(uint32_t *address, uint32_t value) {
     fa_breathe(fa_current());
 }
 
+/* All fences of the process meet in one variable, which orders them as atomic_thread_fence() would and which, unlike that,
+ * ThreadSanitizer understands. */
+void fa_emulated_fence_gpu(void) {
+    static uint32_t meeting;
+    (void)__atomic_fetch_add(&meeting, 1, __ATOMIC_SEQ_CST);
+}
+
 static void check_atomic(const char *operation, const void *address, uint32_t bytes, uint32_t alignment) {
     fa_check_global(fa_current(), operation, address, bytes, alignment, true);
     counters()->global_atomics++;

@@ -37,6 +37,7 @@ void fa_emulated_global_load(const void *address, void *value, uint32_t bytes);
 void fa_emulated_global_store(void *address, const void *value, uint32_t bytes, bool floats);
 uint32_t fa_emulated_global_load_acquire(const uint32_t *address);
 void fa_emulated_global_store_release(uint32_t *address, uint32_t value);
+void fa_emulated_fence_gpu(void);
 float fa_emulated_global_add_f32(float *address, float value);
 uint32_t fa_emulated_global_add_u32(uint32_t *address, uint32_t value);
 uint64_t fa_emulated_global_add_u64(uint64_t *address, uint64_t value);

@@ -117,7 +117,7 @@ DEVICE void named_barrier_sync(uint32_t barrier, uint32_t threads) {
 DEVICE void named_barrier_arrive(uint32_t barrier, uint32_t threads) {
     fa_emulated_named_barrier(barrier, threads, false);
 }
-DEVICE void fence_gpu(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+DEVICE void fence_gpu(void) { fa_emulated_fence_gpu(); }
 
 /* ---- Warp operations ---- */
 
