@@ -2,6 +2,8 @@
 /* Cases drawn at random: see sweep.h. */
 #include "sweep.h"
 
+#include <math.h>
+
 /* Lengths at and around the tiles of 64 keys and 128 rows, short ones, and any. */
 static int64_t random_length(rng *r, int64_t longest) {
     static const int64_t edges[] = {0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 193, 256, 257};
@@ -100,6 +102,9 @@ attention_case random_backward_case(const char *name, uint64_t index) {
     if (c.seqlen_k > 140) c.seqlen_k = random_length(r, 140);
     if (c.inputs == INPUT_NEAR_LARGEST || c.inputs == INPUT_NEAR_LOWEST) c.inputs = INPUT_NORMAL_3;
     if (c.values == VALUES_NEAR_LARGEST) c.values = VALUES_NORMAL;
+    /* dq and dk are summed before the scale multiplies them, and the sums must fit float32: no queries and keys so large
+     * that a tiny scale gives them weight. */
+    if (c.set_scale && fabsf(c.softmax_scale) < 1e-20f) c.inputs = INPUT_NORMAL;
     c.dout_float32 = rng_chance(r, 0.2);
     c.gradients_float32 = rng_chance(r, 0.2);
     c.layout_dout = random_layout(r, LAYOUT_ANY);
