@@ -20,6 +20,8 @@ import sys
 import time
 import venv
 
+from library import addresses, load, tensor
+
 # name: batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, causal
 CASES = {
     "prefill": [(1, 16, 16, 1024, 1024, 64, 0), (1, 16, 16, 1024, 1024, 64, 1), (1, 16, 16, 2048, 2048, 128, 0),
@@ -46,39 +48,13 @@ def enter_venv(arguments):
         os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+def ours(flashattn, threads, q, k, v, out, causal):
+    q, k, v, result = tensors = [tensor(flashattn, t) for t in (q, k, v, out)]
+    options = flashattn.Options(size=ctypes.sizeof(flashattn.Options), causal=2 * causal, num_threads=threads)
+    pointers = [*addresses(q, k, v, options, result), None]
 
-    def __init__(self, t):
-        self.shape_values = (ctypes.c_int64 * t.ndim)(*t.shape)
-        self.stride_values = (ctypes.c_int64 * t.ndim)(*t.stride())
-        super().__init__(t.data_ptr(), 1, 0, t.ndim, 4 if "bfloat16" in str(t.dtype) else 2, t.element_size() * 8, 1,
-                         self.shape_values, self.stride_values, 0)
-
-
-class Options(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("set", ctypes.c_uint32), ("softmax_scale", ctypes.c_float),
-                ("softcap", ctypes.c_float), ("causal", ctypes.c_int), ("window_left", ctypes.c_int64),
-                ("window_right", ctypes.c_int64)] + \
-               [(name, ctypes.c_void_p) for name in ("alibi_slopes", "sink", "bias", "mask", "cu_seqlens_q",
-                                                     "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k",
-                                                     "block_table")] + \
-               [("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("kernel", ctypes.c_int),
-                ("isa", ctypes.c_int), ("num_threads", ctypes.c_int32), ("num_splits", ctypes.c_int32),
-                ("stream", ctypes.c_void_p)]
-
-
-def ours(library, threads, q, k, v, out, causal):
-    tensors = [Tensor(t) for t in (q, k, v, out)]
-    options = Options(size=ctypes.sizeof(Options), causal=2 * causal, num_threads=threads)
-    pointers = [ctypes.byref(t) for t in tensors[:3]] + [ctypes.byref(options), ctypes.byref(tensors[3]), None]
-
-    def call():
-        if library.fa_forward(*pointers) != 0:
-            raise RuntimeError(library.fa_last_error().decode())
+    def call(alive=(tensors, options)):
+        flashattn.check(flashattn.library.fa_forward(*pointers))
         return out
     return call
 
@@ -185,8 +161,7 @@ def main():
     from torch.nn.attention import SDPBackend
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    library = ctypes.CDLL(arguments.library)
-    library.fa_last_error.restype = ctypes.c_char_p
+    flashattn = load(arguments.library)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     rows = []
     print(f"PyTorch {torch.__version__}, {arguments.threads} thread(s), best of {arguments.rounds} rounds, milliseconds\n")
@@ -198,7 +173,7 @@ def main():
                 b, h, hk, sq, sk, d, causal = case
                 q, k, v = (torch.randn(shape).to(getattr(torch, dtype)) for shape in
                            ((b, sq, h, d), (b, sk, hk, d), (b, sk, hk, d)))
-                contenders = {"flashattn": timed(ours(library, arguments.threads, q, k, v, torch.empty_like(q), causal)),
+                contenders = {"flashattn": timed(ours(flashattn, arguments.threads, q, k, v, torch.empty_like(q), causal)),
                               "flash": pytorch(SDPBackend.FLASH_ATTENTION, q, k, v, causal)}
                 if b * h * sq * sk <= 1 << 26:
                     contenders["math"] = pytorch(SDPBackend.MATH, q, k, v, causal)

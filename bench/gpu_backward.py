@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward on one NVIDIA GPU against PyTorch's FlashAttention-2 and cuDNN, in the same run.
 
-    python3 bench/gpu_backward.py LIBRARY [--kernel v2] [--head-dim 64,128,256] [--seqlen 512,..,16384] [--causal 0,1]
+    python3 bench/gpu_backward.py LIBRARY [--kernel v2,v3] [--head-dim 64,128,256] [--seqlen 512,..,16384] [--causal 0,1]
                                           [--deterministic 0,1]
 
 LIBRARY is libflashattn.so. 16384 tokens and hidden size 2048 at every point, bfloat16, random normal data. Contenders do
@@ -19,20 +19,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_forward import HIDDEN, KERNELS, TOKENS, Options, Tensor, capture, milliseconds, numbers, ours
+from gpu_forward import HIDDEN, TOKENS, capture, milliseconds, numbers, ours
+from library import addresses, load, tensor
 
 
-def our_backward(library, kernel, dout, q, k, v, out, lse, gradients, causal, deterministic):
-    inputs = [Tensor(t) for t in (dout, q, k, v, out, lse)]
-    outputs = [Tensor(t) for t in gradients]
+def our_backward(flashattn, kernel, dout, q, k, v, out, lse, gradients, causal, deterministic):
+    inputs = [tensor(flashattn, t) for t in (dout, q, k, v, out, lse)]
+    outputs = [tensor(flashattn, t) for t in gradients]
 
     def call():
-        options = Options(size=ctypes.sizeof(Options), causal=int(causal), kernel=KERNELS[kernel],
-                          deterministic=deterministic, stream=torch.cuda.current_stream().cuda_stream)
-        status = library.fa_backward(*[ctypes.byref(t) for t in inputs], ctypes.byref(options),
-                                     *[ctypes.byref(t) for t in outputs])
-        if status != 0:
-            raise RuntimeError(library.fa_last_error().decode())
+        options = flashattn.Options(size=ctypes.sizeof(flashattn.Options), causal=int(causal),
+                                    kernel=flashattn.KERNELS[kernel], deterministic=deterministic,
+                                    stream=torch.cuda.current_stream().cuda_stream)
+        flashattn.check(flashattn.library.fa_backward(*addresses(*inputs, options, *outputs)))
     return call
 
 
@@ -57,15 +56,14 @@ def compare(ours, theirs, what):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--kernel", default="v2")
+    parser.add_argument("--kernel", default="v2,v3")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256])
     parser.add_argument("--seqlen", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--causal", type=numbers, default=[0, 1])
     parser.add_argument("--deterministic", type=numbers, default=[0, 1])
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
-    library = ctypes.CDLL(arguments.library)
-    library.fa_last_error.restype = ctypes.c_char_p
+    flashattn = load(arguments.library)
     ways = [(name, d) for name in arguments.kernel.split(",") for d in arguments.deterministic]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, "
           "ratio to FlashAttention-2; det: deterministic")
@@ -81,14 +79,14 @@ def main():
                 out = torch.empty_like(q)
                 lse = torch.empty(batch, heads, seqlen, device="cuda")
                 gradients = [torch.empty_like(t) for t in (q, k, v)]
-                ours(library, "v2", q, k, v, out, lse, causal)()
+                ours(flashattn, "v2", q, k, v, out, lse, causal)()
                 flops = 10.0 * batch * heads * seqlen * seqlen * head_dim / (2 if causal else 1)
                 calls = max(1, min(10, int(3e12 / flops)))
                 flash, expected = peer_backward(SDPBackend.FLASH_ATTENTION, dout, q, k, v, causal)
                 cudnn, _ = peer_backward(SDPBackend.CUDNN_ATTENTION, dout, q, k, v, causal)
                 contenders = [flash, cudnn]
                 for name, deterministic in ways:
-                    call = our_backward(library, name, dout, q, k, v, out, lse, gradients, causal, deterministic)
+                    call = our_backward(flashattn, name, dout, q, k, v, out, lse, gradients, causal, deterministic)
                     call()
                     compare(gradients, expected, f"{name}, head_dim {head_dim}, causal {causal}, seqlen {seqlen}")
                     contenders.append(call)

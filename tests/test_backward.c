@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* ---- Finite differences ---- */
 
@@ -489,29 +488,15 @@ static void K12_every_way_to_broadcast_a_bias(void **state) {
 
 /* ---- Everything at once ---- */
 
-static double seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+static void judge_index(uint64_t index) {
+    attention_case c = random_backward_case("backward sweep", index);
+    judge_backward(&c);
 }
 
-static int64_t setting(const char *name, int64_t otherwise) {
-    const char *text = getenv(name);
-    return text == NULL ? otherwise : strtoll(text, NULL, 0);
-}
-
-/* See test_sweep.c for the environment variables. */
 static void random_cases_keep_the_error_budget(void **state) {
     (void)state;
-    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 300);
-    double end = seconds() + (double)setting("FLASHATTN_TEST_SECONDS", 8);
-    int64_t done = 0;
-    for (; done < cases && seconds() < end; done++) {
-        attention_case c = random_backward_case("backward sweep", (uint64_t)(first + done));
-        judge_backward(&c);
-    }
-    printf("%" PRId64 " cases; the largest error was %.2f of what is allowed\n", done, judge_worst_share());
-    assert_true(done > 0);
+    sweep(300, 8, judge_index);
+    printf("the largest error was %.2f of what is allowed\n", judge_worst_share());
 }
 
 RUN_TESTS(cmocka_unit_test(G6_finite_differences_with_softcap), cmocka_unit_test(G8_finite_differences_with_sink),

@@ -101,6 +101,15 @@ typedef struct fa_cpu_kernels {
     bool (*any_nonfinite)(const void *const *rows, int64_t count, int64_t width, fa_element type);
 } fa_cpu_kernels;
 
+/* The table of a file that multiplies float32 operands, and whose functions are called like its members. */
+#define FA_CPU_FLOAT32_KERNELS(name)                                                                                   \
+    {                                                                                                                  \
+        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_FLOAT32, .depth = 1, .strip = 24, .load_rows = load_rows, \
+        .load_queries = load_queries, .pack_keys = pack_keys, .pack_values = pack_values, .multiply = multiply,        \
+        .softmax_step = softmax_step, .softcap = softcap, .store_row = store_row, .dot_rows = dot_rows,                \
+        .add_rows = add_rows, .any_nonfinite = any_nonfinite                                                           \
+    }
+
 /* NULL where the build has no such table (another architecture). Whether this machine can run it is
  * dispatch.c's business. */
 const fa_cpu_kernels *fa_cpu_kernels_portable(void);

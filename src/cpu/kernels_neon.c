@@ -123,22 +123,7 @@ static inline void v_transpose(vector *x) {
 #    include "kernels_backward_simd.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_neon(void) {
-    static const fa_cpu_kernels table = {.isa = FA_ISA_NEON,
-                                         .panel = PANEL,
-                                         .operand = FA_ELEMENT_FLOAT32,
-                                         .depth = 1,
-                                         .strip = 24,
-                                         .load_rows = load_rows,
-                                         .load_queries = load_queries,
-                                         .pack_keys = pack_keys,
-                                         .pack_values = pack_values,
-                                         .multiply = multiply,
-                                         .softmax_step = softmax_step,
-                                         .softcap = softcap,
-                                         .store_row = store_row,
-                                         .dot_rows = dot_rows,
-                                         .add_rows = add_rows,
-                                         .any_nonfinite = any_nonfinite};
+    static const fa_cpu_kernels table = FA_CPU_FLOAT32_KERNELS(FA_ISA_NEON);
     return &table;
 }
 

@@ -290,22 +290,7 @@ static bool any_nonfinite(const void *const *rows, int64_t count, int64_t width,
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_portable(void) {
-    static const fa_cpu_kernels table = {.isa = FA_ISA_PORTABLE,
-                                         .panel = PANEL,
-                                         .operand = FA_ELEMENT_FLOAT32,
-                                         .depth = 1,
-                                         .strip = 24,
-                                         .load_rows = load_rows,
-                                         .load_queries = load_queries,
-                                         .pack_keys = pack_keys,
-                                         .pack_values = pack_values,
-                                         .multiply = multiply,
-                                         .softmax_step = softmax_step,
-                                         .softcap = softcap,
-                                         .store_row = store_row,
-                                         .dot_rows = dot_rows,
-                                         .add_rows = add_rows,
-                                         .any_nonfinite = any_nonfinite};
+    static const fa_cpu_kernels table = FA_CPU_FLOAT32_KERNELS(FA_ISA_PORTABLE);
     return &table;
 }
 

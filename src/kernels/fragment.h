@@ -51,10 +51,12 @@ DEVICE uint32_t fragment_at(uint32_t address, int rows, int row, int step) {
 
 /* The two 16-bit input types, by the macro BF16. */
 #if BF16
+#    define MMA_TYPE bf16 /* as the wgmma macros name it */
 #    define mma_16bit mma_m16n8k16_bf16
 #    define pack_16bit pack_bf16x2
 #    define unpack_16bit unpack_bf16x2
 #else
+#    define MMA_TYPE f16
 #    define mma_16bit mma_m16n8k16_f16
 #    define pack_16bit pack_f16x2
 #    define unpack_16bit unpack_f16x2
@@ -64,6 +66,21 @@ DEVICE uint32_t fragment_at(uint32_t address, int rows, int row, int step) {
 DEVICE int not_finite_16bit(uint32_t pair) {
     const uint32_t exponent = BF16 ? 0x7F80u : 0x7C00u;
     return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
+}
+
+/* Of a row of a tile: 1 if NaN or infinity is among its elements. */
+DEVICE int tile_row_not_finite(uint32_t tile, int rows, int row, int columns) {
+    int found = 0;
+    for (int chunk = 0; chunk < columns / 8; chunk++) {
+        u32x4 x = shared_load_u32x4(tile_address(tile, rows, row, chunk));
+        found |= not_finite_16bit(x.x) | not_finite_16bit(x.y) | not_finite_16bit(x.z) | not_finite_16bit(x.w);
+    }
+    return found;
+}
+
+DEVICE void clear_tile_row(uint32_t tile, int rows, int row, int columns) {
+    const u32x4 zero = {0, 0, 0, 0};
+    for (int chunk = 0; chunk < columns / 8; chunk++) shared_store_u32x4(tile_address(tile, rows, row, chunk), zero);
 }
 
 /* The first of a packed pair. */

@@ -10,6 +10,7 @@
 #ifndef FA_KERNELS_SCORE_BACKWARD_H
 #define FA_KERNELS_SCORE_BACKWARD_H
 
+#include "backward_tiles.h"
 #include "score.h"
 
 /* Without a mask. lse, delta: shared memory addresses of the first query's lse_log2 and D (backward_params.h). count, of elements, is a constant. */
@@ -72,5 +73,24 @@ DEVICE void scores_to_gradients_masked(float *s, float *dp, int count, uint32_t 
         }
     }
 }
+
+#if GENERAL
+/* Whether bias and boolean mask let some query of the group that takes part see the key. */
+DEVICE int some_query_sees(const fa_backward_params *params, const key_tile *tile, int key) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence *s = &tile->sequence;
+    device_row_range rows = rows_that_see(&s->visibility, key, key + 1);
+    for (int head = tile->head_kv * p->group; head < (tile->head_kv + 1) * p->group; head++) {
+        head_scores scores = head_scores_of(p, s->entry, head);
+        const float *lse = params->lse_log2 + (int64_t)first_query_tile(params, s, head) * params->block_m;
+        scores.slope = 0.0f; /* hides nothing */
+        for (int row = rows.begin; row < rows.end; row++)
+            if (global_load_f32(lse + row) != INFINITY &&
+                bias_and_mask(0.0f, p, &scores, &s->visibility, row, key) != -INFINITY)
+                return 1;
+    }
+    return 0;
+}
+#endif
 
 #endif

@@ -187,38 +187,14 @@ DEVICE void clear_idle_rows(uint32_t stage) {
 }
 
 #if GENERAL
-/* Whether bias and boolean mask let some query of the group that takes part see the key. */
-DEVICE int some_query_sees(const key_work *w, int key, const fa_backward_params *params) {
-    const fa_forward_params *p = &params->forward;
-    const device_sequence *s = &w->tile.sequence;
-    device_row_range rows = rows_that_see(&s->visibility, key, key + 1);
-    for (int head = w->tile.head_kv * p->group; head < (w->tile.head_kv + 1) * p->group; head++) {
-        head_scores scores = head_scores_of(p, s->entry, head);
-        const float *lse = params->lse_log2 + (int64_t)first_query_tile(params, s, head) * BLOCK_M;
-        scores.slope = 0.0f; /* hides nothing */
-        for (int row = rows.begin; row < rows.end; row++)
-            if (global_load_f32(lse + row) != INFINITY &&
-                bias_and_mask(0.0f, p, &scores, &s->visibility, row, key) != -INFINITY)
-                return 1;
-    }
-    return 0;
-}
-
 /* Zero for keys that no query sees and that hold NaN or infinity: their dS is 0, but its product with K would be NaN. A thread per key; few
  * keys are looked up. */
 DEVICE void clear_unseen_keys(const key_work *w, const fa_backward_params *params) {
-    int i = (int)thread_index(), bad = 0;
-    if (i < BLOCK_N) {
-        for (int chunk = 0; chunk < HEAD_DIM / 8; chunk++) {
-            u32x4 x = shared_load_u32x4(tile_address(shared_base() + AT_K, BLOCK_N, i, chunk));
-            bad |= not_finite_16bit(x.x) || not_finite_16bit(x.y) || not_finite_16bit(x.z) || not_finite_16bit(x.w);
-        }
-        if (bad && !some_query_sees(w, w->key + i, params)) {
-            u32x4 zero = {0, 0, 0, 0};
-            for (int chunk = 0; chunk < HEAD_DIM / 8; chunk++)
-                shared_store_u32x4(tile_address(shared_base() + AT_K, BLOCK_N, i, chunk), zero);
-        }
-    }
+    const uint32_t k_tile = shared_base() + AT_K;
+    const int i = (int)thread_index();
+    if (i < BLOCK_N && tile_row_not_finite(k_tile, BLOCK_N, i, HEAD_DIM) &&
+        !some_query_sees(params, &w->tile, w->key + i))
+        clear_tile_row(k_tile, BLOCK_N, i, HEAD_DIM);
     block_sync();
 }
 #endif

@@ -23,6 +23,7 @@
 
 #include "backward_tiles.h"
 #include "fragment.h"
+#include "pipeline.h"
 #include "score_backward.h"
 
 #define SPLIT_COLUMNS V3B_SPLIT_COLUMNS(HEAD_DIM)
@@ -85,11 +86,6 @@
 #else
 #    define PAGE_SWIZZLE SWIZZLE_64B
 #endif
-#if BF16
-#    define MMA_TYPE bf16
-#else
-#    define MMA_TYPE f16
-#endif
 
 /* Named barriers: of both consumer warpgroups, and of each. */
 #define BARRIER_CONSUMERS 1
@@ -135,9 +131,6 @@ DEVICE void init_barriers(const shared_layout *s) {
     fence_mbarrier_init();
 }
 
-DEVICE uint32_t ring_stage(uint32_t count) { return count & (STAGES - 1u); }
-DEVICE uint32_t ring_parity(uint32_t count) { return count / STAGES & 1u; }
-
 /* ---- The block's keys ---- */
 
 typedef struct key_work {
@@ -167,39 +160,6 @@ DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map
         tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * TILE_PAGE, row, head, entry);
 }
 
-DEVICE void clear_row(uint32_t tile, int rows, int row, int columns) {
-    const u32x4 zero = {0, 0, 0, 0};
-    for (int chunk = 0; chunk < columns / 8; chunk++) shared_store_u32x4(tile_address(tile, rows, row, chunk), zero);
-}
-
-#if GENERAL
-DEVICE int row_not_finite(uint32_t tile, int rows, int row, int columns) {
-    int found = 0;
-    for (int chunk = 0; chunk < columns / 8; chunk++) {
-        u32x4 x = shared_load_u32x4(tile_address(tile, rows, row, chunk));
-        found |= not_finite_16bit(x.x) | not_finite_16bit(x.y) | not_finite_16bit(x.z) | not_finite_16bit(x.w);
-    }
-    return found;
-}
-
-/* Whether bias and boolean mask let some query of the group that takes part see the key. */
-DEVICE int some_query_sees(const key_work *w, int key, const fa_backward_params *params) {
-    const fa_forward_params *p = &params->forward;
-    const device_sequence *s = &w->tile.sequence;
-    device_row_range rows = rows_that_see(&s->visibility, key, key + 1);
-    for (int head = w->tile.head_kv * p->group; head < (w->tile.head_kv + 1) * p->group; head++) {
-        head_scores scores = head_scores_of(p, s->entry, head);
-        const float *lse = params->lse_log2 + (int64_t)first_query_tile(params, s, head) * BLOCK_M;
-        scores.slope = 0.0f; /* hides nothing */
-        for (int row = rows.begin; row < rows.end; row++)
-            if (global_load_f32(lse + row) != INFINITY &&
-                bias_and_mask(0.0f, p, &scores, &s->visibility, row, key) != -INFINITY)
-                return 1;
-    }
-    return 0;
-}
-#endif
-
 /* K and V, once. Rows that no query may see become zero: what they hold must not meet a weight of 0. Returns whether it
  * took the barrier `raw`. */
 DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params, const key_work *w) {
@@ -220,12 +180,12 @@ DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params
         int unseen = w->key + i < w->seen.begin || w->key + i >= w->seen.end;
 #if GENERAL
         if (!unseen && by_value &&
-            (row_not_finite(s->k, BLOCK_N, i, HEAD_DIM) || row_not_finite(s->v, BLOCK_N, i, HEAD_DIM_V)))
-            unseen = !some_query_sees(w, w->key + i, &params->backward);
+            (tile_row_not_finite(s->k, BLOCK_N, i, HEAD_DIM) || tile_row_not_finite(s->v, BLOCK_N, i, HEAD_DIM_V)))
+            unseen = !some_query_sees(&params->backward, &w->tile, w->key + i);
 #endif
         if (!unseen) continue;
-        clear_row(s->k, BLOCK_N, i, HEAD_DIM);
-        clear_row(s->v, BLOCK_N, i, HEAD_DIM_V);
+        clear_tile_row(s->k, BLOCK_N, i, HEAD_DIM);
+        clear_tile_row(s->v, BLOCK_N, i, HEAD_DIM_V);
     }
     fence_proxy_async_shared();
     warp_sync();
@@ -246,7 +206,7 @@ DEVICE void load_queries(uint32_t tile, uint32_t numbers, uint32_t full, const f
     if (!dirty) return;
     mbarrier_wait(raw, raw_parity);
     for (int i = (int)lane_index(); i < BLOCK_M; i += 32)
-        if (shared_load_f32(lse + 4 * (uint32_t)i) == INFINITY) clear_row(tile, BLOCK_M, i, columns);
+        if (shared_load_f32(lse + 4 * (uint32_t)i) == INFINITY) clear_tile_row(tile, BLOCK_M, i, columns);
     fence_proxy_async_shared();
     warp_sync();
     if (lane_index() == 0) mbarrier_arrive(full);
@@ -264,7 +224,7 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
         for (int head = w->tile.head_kv * p->group; head < (w->tile.head_kv + 1) * p->group; head++) {
             NO_UNROLL
             for (int row = rows.begin / BLOCK_M * BLOCK_M; row < rows.end; row += BLOCK_M) {
-                const uint32_t stage = ring_stage(count), empty = ring_parity(count) ^ 1u;
+                const uint32_t stage = ring_stage(count, STAGES), empty = ring_parity(count, STAGES) ^ 1u;
                 const int64_t tile = first_query_tile(b, &w->tile.sequence, head) + row / BLOCK_M;
                 const int idle = global_load_i32(b->idle_rows + tile), dirty = idle & FA_IDLE_ROWS_DIRTY;
                 const fa_key_range all = tile_keys(v, row, row + BLOCK_M).all;
@@ -286,9 +246,9 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
             }
         }
     }
-    const uint32_t stage = ring_stage(count);
+    const uint32_t stage = ring_stage(count, STAGES);
     const u32x4 end = {0, 0, 0, 0};
-    mbarrier_wait(s->q_empty + 8 * stage, ring_parity(count) ^ 1u);
+    mbarrier_wait(s->q_empty + 8 * stage, ring_parity(count, STAGES) ^ 1u);
     if (lane_index() != 0) return;
     shared_store_u32x4(s->work + 16 * stage, end);
     mbarrier_arrive(s->q_full + 8 * stage);
@@ -296,34 +256,19 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
 
 /* ---- Consumer: products ---- */
 
-/* A x B^T over `columns` columns, both K-major in pages of the block's tiles. */
-#define MULTIPLY_ROWS(n, d, a_tile, a_rows, b_tile, b_rows, columns)                                                 \
-    do {                                                                                                             \
-        const uint64_t a_rows_at = wgmma_descriptor(a_tile, 16, 8 * TILE_PAGE * 2, PAGE_SWIZZLE);                    \
-        const uint64_t b_rows_at = wgmma_descriptor(b_tile, 16, 8 * TILE_PAGE * 2, PAGE_SWIZZLE);                    \
-        UNROLL                                                                                                       \
-        for (int step = 0; step < (columns) / 16; step++) {                                                          \
-            const uint32_t in_page = (uint32_t)(step % (TILE_PAGE / 16) * 32);                                       \
-            const uint32_t page = (uint32_t)(step / (TILE_PAGE / 16));                                               \
-            wgmma_m64k16_ss(n, MMA_TYPE, d, wgmma_descriptor_advance(a_rows_at, page *PAGE_BYTES(a_rows) + in_page), \
-                            wgmma_descriptor_advance(b_rows_at, page *PAGE_BYTES(b_rows) + in_page), step > 0,       \
-                            K_MAJOR, K_MAJOR);                                                                       \
-        }                                                                                                            \
-    } while (0)
-
-/* S^T = K Q^T of the warpgroup's keys and queries, issued and committed. */
-DEVICE void issue_scores(float *s, uint32_t k_tile, uint32_t q_tile) {
+/* S^T = K Q^T or dP^T = V dO^T of the warpgroup's keys and queries, issued and committed. columns: a constant. */
+DEVICE void issue_transposed(float *s, uint32_t key_rows, uint32_t query_rows, int columns) {
     register_fence_f32(s, QUERIES / 2);
     wgmma_fence();
-    MULTIPLY_ROWS(QUERIES, s, k_tile, BLOCK_N, q_tile, BLOCK_M, HEAD_DIM);
-    wgmma_commit_group();
-}
-
-/* dP^T = V dO^T */
-DEVICE void issue_dp(float *dp, uint32_t v_tile, uint32_t dout_tile) {
-    register_fence_f32(dp, QUERIES / 2);
-    wgmma_fence();
-    MULTIPLY_ROWS(QUERIES, dp, v_tile, BLOCK_N, dout_tile, BLOCK_M, HEAD_DIM_V);
+    const uint64_t keys = wgmma_descriptor(key_rows, 16, 8 * TILE_PAGE * 2, PAGE_SWIZZLE);
+    const uint64_t queries = wgmma_descriptor(query_rows, 16, 8 * TILE_PAGE * 2, PAGE_SWIZZLE);
+    UNROLL
+    for (int step = 0; step < columns / 16; step++) {
+        const uint32_t in_page = (uint32_t)(step % (TILE_PAGE / 16) * 32), page = (uint32_t)(step / (TILE_PAGE / 16));
+        wgmma_m64k16_ss(QUERIES, MMA_TYPE, s, wgmma_descriptor_advance(keys, page * PAGE_BYTES(BLOCK_N) + in_page),
+                        wgmma_descriptor_advance(queries, page * PAGE_BYTES(BLOCK_M) + in_page), step > 0, K_MAJOR,
+                        K_MAJOR);
+    }
     wgmma_commit_group();
 }
 
@@ -515,10 +460,6 @@ DEVICE void store_gradient(float *d, int columns, int half_pages, uint32_t tile,
 
 /* ---- Consumer ---- */
 
-DEVICE void release(uint32_t barrier, int thread) {
-    if (thread == 0) mbarrier_arrive(barrier);
-}
-
 DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *params, const key_work *w, int consumer) {
     const fa_backward_params *b = &params->backward;
     const int thread = (int)thread_index() & 127, lane = thread % 32, warp = thread / 32;
@@ -534,7 +475,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
     float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2];
     uint32_t count = 0, loaded = 0;
     for (;; count++) {
-        const uint32_t stage = ring_stage(count), parity = ring_parity(count);
+        const uint32_t stage = ring_stage(count, STAGES), parity = ring_parity(count, STAGES);
         const uint32_t q_tile = shared->q + stage * BYTES_Q, dout_tile = shared->dout + stage * BYTES_DO;
         const uint32_t numbers = (stage * BLOCK_M + query_offset) * 4;
         const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S, p_tile = ds_tile + 2 * BYTES_S;
@@ -545,9 +486,9 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         if (work.w == 0) break;
         if (!loaded) mbarrier_wait(shared->kv_full, 0);
         loaded = 1;
-        issue_scores(s, k_rows, q_tile + query_offset * TILE_PAGE * 2);
+        issue_transposed(s, k_rows, q_tile + query_offset * TILE_PAGE * 2, HEAD_DIM);
         mbarrier_wait(shared->dout_full + 8 * stage, parity);
-        issue_dp(dp, v_rows, dout_tile + query_offset * TILE_PAGE * 2);
+        issue_transposed(dp, v_rows, dout_tile + query_offset * TILE_PAGE * 2, HEAD_DIM_V);
         wgmma_wait_group(1);
         register_fence_f32(s, QUERIES / 2);
         const int masked = GENERAL || work.z;

@@ -31,6 +31,7 @@
 #define TILE_PAGE 64 /* as TMA lays tiles out, for every HEAD_DIM */
 
 #include "output.h"
+#include "pipeline.h"
 #include "score.h"
 #include "v3_params.h"
 
@@ -52,12 +53,6 @@
 #define BYTES_K V3_TILE_BYTES(BLOCK_N, HEAD_DIM)
 #define BYTES_V V3_TILE_BYTES(BLOCK_N, HEAD_DIM_V)
 #define PAGE_BYTES(rows) ((rows)*V3_PAGE * 2)
-
-#if BF16
-#    define MMA_TYPE bf16
-#else
-#    define MMA_TYPE f16
-#endif
 
 /* What the producer gives up of a multiprocessor's 65536 registers the consumers take; multiples of 8. */
 #if CONSUMERS == 3
@@ -119,10 +114,6 @@ DEVICE void init_barriers(const shared_layout *s) {
     }
     fence_mbarrier_init();
 }
-
-/* A place in a ring is the number of stages gone by; stage and parity of the lap follow. stages: a power of two. */
-DEVICE uint32_t ring_stage(uint32_t count, uint32_t stages) { return count & (stages - 1u); }
-DEVICE uint32_t ring_parity(uint32_t count, uint32_t stages) { return count / stages & 1u; }
 
 /* ---- Work: query tiles ------------------------------------------------------------------------------------------------- */
 
@@ -218,20 +209,6 @@ DEVICE int key_unseen(const fa_forward_params *p, const device_sequence *sequenc
     }
     return 1;
 }
-
-/* Whether a row of a V tile holds NaN or infinity: then all bits of an exponent are set. */
-DEVICE int row_not_finite(uint32_t tile, int row) {
-    const uint32_t exponent = BF16 ? 0x7F80u : 0x7C00u;
-    int found = 0;
-    for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++) {
-        u32x4 x = shared_load_u32x4(tile_address(tile, BLOCK_N, row, chunk));
-        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-        UNROLL
-        for (int i = 0; i < 4; i++)
-            found |= (words[i] & exponent) == exponent || (words[i] >> 16 & exponent) == exponent;
-    }
-    return found;
-}
 #endif
 
 /*
@@ -246,20 +223,17 @@ DEVICE int values_need_cleaning(const fa_forward_params *p, fa_key_range seen, i
 
 DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, fa_key_range seen,
                          const work_item *w, int key) {
-    const u32x4 zero = {0, 0, 0, 0};
     for (int row = (int)lane_index(); row < BLOCK_N; row += 32) {
         int unseen = key + row < seen.begin || key + row >= seen.end;
 #if GENERAL
-        if (!unseen && (p->bias.data || p->mask.data) && row_not_finite(tile, row))
+        if (!unseen && (p->bias.data || p->mask.data) && tile_row_not_finite(tile, BLOCK_N, row, HEAD_DIM_V))
             unseen = key_unseen(p, sequence, w, key + row);
 #else
         (void)p;
         (void)sequence;
         (void)w;
 #endif
-        if (!unseen) continue;
-        for (int chunk = 0; chunk < HEAD_DIM_V / 8; chunk++)
-            shared_store_u32x4(tile_address(tile, BLOCK_N, row, chunk), zero);
+        if (unseen) clear_tile_row(tile, BLOCK_N, row, HEAD_DIM_V);
     }
 }
 
@@ -375,11 +349,6 @@ DEVICE void turn_pass(int consumer) {
 }
 
 /* ---- Consumer: one query tile ------------------------------------------------------------------------------------------------ */
-
-/* One arrival per warpgroup; its threads have come together in the wgmma wait before. */
-DEVICE void release(uint32_t barrier, int thread) {
-    if (thread == 0) mbarrier_arrive(barrier);
-}
 
 /* Raw scores of a tile become what softmax takes. */
 DEVICE void prepare_scores(float *s, const fa_v3_params *params, const work_item *w, int consumer, int tile) {

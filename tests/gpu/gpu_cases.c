@@ -6,6 +6,7 @@
 #include "support/sweep.h"
 #include "support/testing.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,6 +87,15 @@ _Thread_local bool gpu_calls_on_cuda;
 
 void gpu_use_machine(const char *specification) {
     (void)snprintf(machine, sizeof machine, "%s", specification != NULL ? specification : "");
+}
+
+void gpu_choose_machine(const char *name, uint64_t index, fa_kernel kernel) {
+    static const char *const parts[] = {"h100", "h200", "a100", "b200"};
+    rng r = rng_named(name, index);
+    char specification[64];
+    uint64_t part = rng_next(&r) % (kernel == FA_KERNEL_V3 ? 2 : 4);
+    (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[part], rng_next(&r));
+    gpu_use_machine(specification);
 }
 
 const char *gpu_name(void) { return machine[0] == '\0' ? "GPU 0" : machine; }

@@ -26,6 +26,9 @@ extern const fa_kernel gpu_kernels[GPU_KERNELS];
  * NULL, as at first, GPU 0 by way of cuda_calls.c. Reference and yardstick stay on the CPU.
  */
 void gpu_use_machine(const char *specification);
+/* An emulated machine that the name and index choose: another part and another order of threads for each. v3 is for Hopper
+ * alone. */
+void gpu_choose_machine(const char *name, uint64_t index, fa_kernel kernel);
 /* Its name, for messages. */
 const char *gpu_name(void);
 /* Calls of the library in between run there. */

@@ -9,6 +9,7 @@
 #include "gpu_backward_cases.h"
 #include "kernels/test_params.h"
 #include "large_case.h"
+#include "support/sweep.h"
 #include "support/testing.h"
 #include "test_variants.h"
 
@@ -19,11 +20,6 @@
 #include <string.h>
 
 static const fa_element types[] = {FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16};
-
-static int64_t setting(const char *name, int64_t otherwise) {
-    const char *text = getenv(name);
-    return text == NULL ? otherwise : strtoll(text, NULL, 0);
-}
 
 static const fa_machine *machine(void) {
     const fa_machine *m = NULL;
@@ -133,7 +129,7 @@ static void every_width_and_dtype(void **test) {
 
 static void random_cases_keep_the_error_budget(void **test) {
     (void)test;
-    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 500);
+    int64_t first = test_setting("FLASHATTN_TEST_FIRST", 0), cases = test_setting("FLASHATTN_TEST_CASES", 500);
     for (int k = 0; k < GPU_KERNELS; k++)
         for (int64_t i = first; i < first + cases; i++) {
             attention_case c = gpu_random_case("gpu sweep", (uint64_t)i, gpu_kernels[k]);
@@ -203,7 +199,7 @@ static void gradients_of_every_width_and_dtype(void **test) {
 
 static void random_gradients_keep_the_error_budget(void **test) {
     (void)test;
-    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 500);
+    int64_t first = test_setting("FLASHATTN_TEST_FIRST", 0), cases = test_setting("FLASHATTN_TEST_CASES", 500);
     for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
         for (int64_t i = first; i < first + cases; i++) {
             attention_case c = gpu_random_backward_case("gpu backward sweep", (uint64_t)i, gpu_backward_kernels[k]);
@@ -215,7 +211,7 @@ static void random_gradients_keep_the_error_budget(void **test) {
 static void deterministic_gradients_are_the_same_bits_each_time(void **test) {
     (void)test;
     static const int64_t widths[] = {64, 96, 128, 192, 256};
-    int runs = (int)setting("FLASHATTN_TEST_RUNS", 30);
+    int runs = (int)test_setting("FLASHATTN_TEST_RUNS", 30);
     for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
         for (uint64_t i = 0; i < 20; i++) {
             attention_case c = gpu_plain_case("backward repeat", types[i % 2], widths[i % 5]);
@@ -239,7 +235,7 @@ static void deterministic_gradients_are_the_same_bits_each_time(void **test) {
 /* More than one tile of everything, and long sums. */
 static void gradients_of_longer_sequences(void **test) {
     (void)test;
-    if (setting("FLASHATTN_TEST_LARGE", 1) == 0) skip();
+    if (test_setting("FLASHATTN_TEST_LARGE", 1) == 0) skip();
     for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
         for (uint64_t i = 0; i < 6; i++) {
             attention_case c = gpu_plain_case("backward long", types[i % 2], i < 3 ? 64 : 128);
@@ -255,7 +251,7 @@ static void gradients_of_longer_sequences(void **test) {
 
 static void large_calls(void **test) {
     (void)test;
-    if (setting("FLASHATTN_TEST_LARGE", 1) == 0) skip(); /* under compute-sanitizer they would take hours */
+    if (test_setting("FLASHATTN_TEST_LARGE", 1) == 0) skip(); /* under compute-sanitizer they would take hours */
     static const large_case cases[] = {
         {"seqlen 131072, causal", FA_BFLOAT16, 1, 2, 1, 131072, 131072, 128, FA_CAUSAL_BOTTOM_RIGHT, 0},
         {"seqlen 131072 on 4096 queries", FA_FLOAT16, 1, 1, 1, 4096, 131072, 256, FA_CAUSAL_BOTTOM_RIGHT, 0},

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of GPU kernels in the emulator, on parts and with seeds drawn at random. */
+#include "support/sweep.h"
 #include "support/testing.h"
 
 #include "flashattn.h"
@@ -10,30 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const fa_element types[] = {FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16};
-
-static double seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static int64_t setting(const char *name, int64_t otherwise) {
-    const char *text = getenv(name);
-    return text == NULL ? otherwise : strtoll(text, NULL, 0);
-}
-
-/* Another part and another order of threads for each case; printed with a failure. */
-static void choose_machine(const char *name, uint64_t index, fa_kernel kernel) {
-    static const char *const parts[] = {"h100", "h200", "a100", "b200"};
-    rng r = rng_named(name, index);
-    char specification[64];
-    uint64_t part = rng_next(&r) % (kernel == FA_KERNEL_V3 ? 2 : 4);
-    (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[part], rng_next(&r));
-    gpu_use_machine(specification);
-}
 
 static void every_width_and_dtype(void **test) {
     (void)test;
@@ -42,24 +21,22 @@ static void every_width_and_dtype(void **test) {
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (int t = 0; t < 2; t++) {
                 attention_case c = gpu_plain_case("widths", types[t], widths[w]);
-                choose_machine("widths", (uint64_t)(w * 2 + (size_t)t), gpu_backward_kernels[k]);
+                gpu_choose_machine("widths", (uint64_t)(w * 2 + (size_t)t), gpu_backward_kernels[k]);
                 c.causal = w % 2 == 0 ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
                 gpu_judge_backward_case(&c, gpu_backward_kernels[k]);
             }
 }
 
+static void judge_index(uint64_t index) {
+    fa_kernel kernel = gpu_backward_kernels[index % GPU_BACKWARD_KERNELS];
+    attention_case c = gpu_random_backward_case("gpu backward sweep", index, kernel);
+    gpu_choose_machine("gpu backward sweep", index, kernel);
+    gpu_judge_backward_case(&c, kernel);
+}
+
 static void random_cases_keep_the_error_budget(void **test) {
     (void)test;
-    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 300), done = 0;
-    double end = seconds() + (double)setting("FLASHATTN_TEST_SECONDS", 15);
-    for (; done < cases && seconds() < end; done++) {
-        fa_kernel kernel = gpu_backward_kernels[(first + done) % GPU_BACKWARD_KERNELS];
-        attention_case c = gpu_random_backward_case("gpu backward sweep", (uint64_t)(first + done), kernel);
-        choose_machine("gpu backward sweep", (uint64_t)(first + done), kernel);
-        gpu_judge_backward_case(&c, kernel);
-    }
-    (void)printf("%" PRId64 " cases\n", done);
-    assert_true(done > 0);
+    sweep(300, 15, judge_index);
 }
 
 /* ---- public reports of what went wrong in such libraries, by their letter and number ---- */
@@ -74,9 +51,9 @@ static attention_case named_case(const char *name, uint64_t index) {
 
 /* By v2 on any part, and by what Hopper takes for it: v3, but where TMA cannot read the tensors. */
 static void judge_named(const attention_case *c) {
-    choose_machine(c->name, c->index, FA_KERNEL_V2);
+    gpu_choose_machine(c->name, c->index, FA_KERNEL_V2);
     gpu_judge_backward_case(c, FA_KERNEL_V2);
-    choose_machine(c->name, c->index, FA_KERNEL_V3);
+    gpu_choose_machine(c->name, c->index, FA_KERNEL_V3);
     gpu_judge_backward_case(c, FA_KERNEL_AUTO);
 }
 
@@ -191,7 +168,7 @@ static void queries_whose_lse_is_minus_infinity_contribute_nothing(void **test) 
             }
         }
         for (int k = 0; k < GPU_BACKWARD_KERNELS; k++) {
-            choose_machine(c.name, c.index, gpu_backward_kernels[k]);
+            gpu_choose_machine(c.name, c.index, gpu_backward_kernels[k]);
             gpu_judge_backward_call(b, gpu_backward_kernels[k]);
         }
         backward_call_free(b);
@@ -233,7 +210,7 @@ static void without_a_query_that_takes_part_everything_is_zero(void **test) {
         for (int t = 0; t < 5; t++)
             for (int64_t i = 0; i < tensor_count(poisoned[t]); i++) tensor_put(poisoned[t], i, (double)NAN);
         for (int k = 0; k < GPU_BACKWARD_KERNELS; k++) {
-            choose_machine(c.name, c.index, gpu_backward_kernels[k]);
+            gpu_choose_machine(c.name, c.index, gpu_backward_kernels[k]);
             gradients g = gpu_run_backward(b, gpu_backward_kernels[k]);
             for (int i = 0; i < GRADIENTS; i++)
                 for (int64_t n = 0; g.of[i] != NULL && n < tensor_count(g.of[i]); n++)
@@ -313,7 +290,7 @@ static void gradients_that_are_not_wanted_are_left_out(void **test) {
     options.deterministic = 1;
     for (int k = 0; k < GPU_BACKWARD_KERNELS; k++) {
         b->a->options.deterministic = 1;
-        choose_machine(c.name, c.index, gpu_backward_kernels[k]);
+        gpu_choose_machine(c.name, c.index, gpu_backward_kernels[k]);
         gradients all = gpu_run_backward(b, gpu_backward_kernels[k]),
                   again = gpu_run_backward(b, gpu_backward_kernels[k]);
         options.kernel = gpu_backward_kernels[k];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPU kernels in the emulator, on parts and with seeds drawn at random. */
+#include "support/sweep.h"
 #include "support/testing.h"
 
 #include "flashattn.h"
@@ -9,30 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const fa_element types[] = {FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16};
-
-static double seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static int64_t setting(const char *name, int64_t otherwise) {
-    const char *text = getenv(name);
-    return text == NULL ? otherwise : strtoll(text, NULL, 0);
-}
-
-/* Another part and another order of threads for each case; printed with a failure. v3 is for Hopper alone. */
-static void choose_machine(const char *name, uint64_t index, fa_kernel kernel) {
-    static const char *const parts[] = {"h100", "h200", "a100", "b200"};
-    rng r = rng_named(name, index);
-    char specification[64];
-    uint64_t part = rng_next(&r) % (kernel == FA_KERNEL_V3 ? 2 : 4);
-    (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[part], rng_next(&r));
-    gpu_use_machine(specification);
-}
 
 static void every_width_and_dtype(void **test) {
     (void)test;
@@ -41,24 +20,22 @@ static void every_width_and_dtype(void **test) {
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (int t = 0; t < 2; t++) {
                 attention_case c = gpu_plain_case("widths", types[t], widths[w]);
-                choose_machine("widths", (uint64_t)(w * 2 + (size_t)t), gpu_kernels[k]);
+                gpu_choose_machine("widths", (uint64_t)(w * 2 + (size_t)t), gpu_kernels[k]);
                 c.causal = w % 2 == 0 ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
                 gpu_judge_case(&c, gpu_kernels[k]);
             }
 }
 
+static void judge_index(uint64_t index) {
+    fa_kernel kernel = gpu_kernels[index % GPU_KERNELS];
+    attention_case c = gpu_random_case("gpu sweep", index, kernel);
+    gpu_choose_machine("gpu sweep", index, kernel);
+    gpu_judge_case(&c, kernel);
+}
+
 static void random_cases_keep_the_error_budget(void **test) {
     (void)test;
-    int64_t first = setting("FLASHATTN_TEST_FIRST", 0), cases = setting("FLASHATTN_TEST_CASES", 200), done = 0;
-    double end = seconds() + (double)setting("FLASHATTN_TEST_SECONDS", 20);
-    for (; done < cases && seconds() < end; done++) {
-        fa_kernel kernel = gpu_kernels[(first + done) % GPU_KERNELS];
-        attention_case c = gpu_random_case("gpu sweep", (uint64_t)(first + done), kernel);
-        choose_machine("gpu sweep", (uint64_t)(first + done), kernel);
-        gpu_judge_case(&c, kernel);
-    }
-    (void)printf("%" PRId64 " cases\n", done);
-    assert_true(done > 0);
+    sweep(200, 20, judge_index);
 }
 
 /* More query tiles than multiprocessors: v3's blocks take several each, in the order of work of either schedule. */
@@ -73,7 +50,7 @@ static void persistent_blocks_take_many_tiles(void **test) {
         c.seqlen_k = 300;
         c.causal = (fa_causal)causal;
         c.softcap = causal == FA_CAUSAL_TOP_LEFT ? 5 : 0;
-        choose_machine("many tiles", (uint64_t)causal, FA_KERNEL_V3);
+        gpu_choose_machine("many tiles", (uint64_t)causal, FA_KERNEL_V3);
         gpu_judge_case(&c, FA_KERNEL_V3);
     }
 }

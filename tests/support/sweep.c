@@ -2,7 +2,13 @@
 /* Cases drawn at random: see sweep.h. */
 #include "sweep.h"
 
+#include "testing.h"
+
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
 
 /* Lengths at and around the tiles of 64 keys and 128 rows, short ones, and any. */
 static int64_t random_length(rng *r, int64_t longest) {
@@ -110,4 +116,24 @@ attention_case random_backward_case(const char *name, uint64_t index) {
     c.layout_dout = random_layout(r, LAYOUT_ANY);
     c.layout_gradients = random_layout(r, LAYOUT_UNALIGNED);
     return c;
+}
+
+int64_t test_setting(const char *name, int64_t otherwise) {
+    const char *text = getenv(name);
+    return text == NULL ? otherwise : strtoll(text, NULL, 0);
+}
+
+static double now(void) {
+    struct timespec time;
+    (void)clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+void sweep(int64_t cases, int64_t seconds, void (*judge)(uint64_t index)) {
+    int64_t first = test_setting("FLASHATTN_TEST_FIRST", 0), done = 0;
+    double end = now() + (double)test_setting("FLASHATTN_TEST_SECONDS", seconds);
+    cases = test_setting("FLASHATTN_TEST_CASES", cases);
+    for (; done < cases && now() < end; done++) judge((uint64_t)(first + done));
+    (void)printf("%" PRId64 " cases\n", done);
+    assert_true(done > 0);
 }

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libflashattn for the scripts beside this file: the structs of python/flashattn, filled from PyTorch tensors."""
+import ctypes
+import importlib
+import os
+import pathlib
+import sys
+
+
+def load(path):
+    """The module flashattn._library, with the library at `path`: library, Options, KERNELS, check()."""
+    os.environ["FLASHATTN_LIBRARY"] = os.path.abspath(path)
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+    return importlib.import_module("flashattn._library")
+
+
+def tensor(flashattn, t):
+    """fa_tensor of a PyTorch tensor, whose memory must outlive it."""
+    code = 4 if "bfloat16" in str(t.dtype) else 2
+    device = (2, t.device.index) if t.is_cuda else (1, 0)
+    return flashattn.Tensor(t.data_ptr(), *device, t.ndim, code, t.element_size() * 8, 1,
+                            (ctypes.c_int64 * t.ndim)(*t.shape), (ctypes.c_int64 * t.ndim)(*t.stride()), 0)
+
+
+def addresses(*structs):
+    """As the functions of flashattn.library take them."""
+    return [ctypes.addressof(s) for s in structs]

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ring of tiles between a producer warp and consumer warpgroups (v3): a full and an empty mbarrier for each of STAGES
+ * stages, 8 bytes apart, arrived at once per tile by the producer and by each warpgroup.
+ */
+#ifndef FA_KERNELS_PIPELINE_H
+#define FA_KERNELS_PIPELINE_H
+
+#include "instructions/instructions.h"
+
+/* A place in a ring is the number of stages gone by; stage and parity of the lap follow. stages: a power of two. */
+DEVICE uint32_t ring_stage(uint32_t count, uint32_t stages) { return count & (stages - 1u); }
+DEVICE uint32_t ring_parity(uint32_t count, uint32_t stages) { return count / stages & 1u; }
+
+/* One arrival per warpgroup; its threads have come together in the wgmma wait before. thread: within the warpgroup. */
+DEVICE void release(uint32_t barrier, int thread) {
+    if (thread == 0) mbarrier_arrive(barrier);
+}
+
+#endif
