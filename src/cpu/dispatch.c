@@ -92,7 +92,7 @@ static unsigned ask_cpu(void) {
         if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512;      /* and masks, upper halves, zmm16 and above */
         if ((low & 0x60000) == 0x60000) found |= CPU_SAVES_TILES; /* tile configuration and data */
     }
-    /* AMD's do from the first on (Zen 4). Intel's have half the rate of multiply-adds, and AMX beside it. */
+    /* AMD's do from the first on (Zen 4). Intel's, which mostly have AMX beside it, were not at hand to be measured. */
     unsigned vendor[3];
     if (__get_cpuid(0, &a, &vendor[0], &vendor[2], &vendor[1]) && memcmp(vendor, "AuthenticAMD", 12) == 0)
         found |= CPU_FAST_BF16;
