@@ -125,11 +125,6 @@ static void near_key(attention_call *a, tensor *t, int64_t first, int64_t place,
     for (int64_t i = 0; i < a->c.head_dim; i++) tensor_put(t, first + i, size);
 }
 
-static void enlarge_channel(tensor *t, int64_t channel) {
-    int64_t width = t->shape[t->fa.ndim - 1], count = tensor_count(t);
-    for (int64_t i = channel % width; i < count; i += width) tensor_put(t, i, 50 * tensor_get(t, i));
-}
-
 static void constant_value(attention_call *a, tensor *t, int64_t first, int64_t place, int64_t length) {
     (void)place, (void)length;
     rng r = rng_seeded(a->seed + 1);
@@ -185,9 +180,9 @@ static void fill_queries_and_keys(attention_call *a) {
         break;
     case INPUT_OUTLIER_CHANNEL: {
         int64_t channel = rng_range(&a->random, 0, 255);
-        enlarge_channel(a->q, channel);
-        enlarge_channel(a->k, channel);
-        if (!a->c.v_in_k) enlarge_channel(a->v, channel);
+        tensor_enlarge_channel(a->q, channel);
+        tensor_enlarge_channel(a->k, channel);
+        if (!a->c.v_in_k) tensor_enlarge_channel(a->v, channel);
         break;
     }
     default: break;

@@ -183,6 +183,15 @@ void tensor_put_int(tensor *t, int64_t number, int64_t x) {
     memcpy(address, &narrow, sizeof narrow);
 }
 
+void tensor_enlarge_channel(tensor *t, int64_t channel) {
+    int64_t width = t->shape[t->fa.ndim - 1], rows = tensor_count(t) / width;
+    double *before = calloc((size_t)rows + 1, sizeof *before);
+    assert_non_null(before);
+    for (int64_t r = 0; r < rows; r++) before[r] = tensor_get(t, r * width + channel % width);
+    for (int64_t r = 0; r < rows; r++) tensor_put(t, r * width + channel % width, 50 * before[r]);
+    free(before);
+}
+
 void tensor_poison(tensor *t) { memset(t->pages, POISON, t->page_bytes); }
 
 static bool is_poison(const unsigned char *address, int64_t bytes) {

@@ -60,6 +60,8 @@ double tensor_get(const tensor *t, int64_t number);
 void tensor_put(tensor *t, int64_t number, double x);
 int64_t tensor_get_int(const tensor *t, int64_t number); /* int32, bool, uint8 */
 void tensor_put_int(tensor *t, int64_t number, int64_t x);
+/* 50 times one channel of the last dimension; once only where elements share storage. */
+void tensor_enlarge_channel(tensor *t, int64_t channel);
 
 /* All bytes 0xff: elements are NaN. */
 void tensor_poison(tensor *t);
