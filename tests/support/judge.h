@@ -10,7 +10,8 @@
  * few 1e-7 for unit normal inputs, stands for what float32 is entitled to even then: each rounding is at most
  * its unit and spread evenly below, so that 4 are some 7 standard deviations.
  *
- * Besides: NaN exactly where the reference has it, never where it is finite; O = 0 and lse = -inf exactly
+ * Besides: NaN exactly where the reference has it, never where it is finite; an infinity for a finite number only where
+ * float16 has nothing nearer; O = 0 and lse = -inf exactly
  * where no key is seen; every element written, no other byte; inputs untouched.
  *
  * The reference itself is held against the oracle each time.
