@@ -17,6 +17,7 @@ set(flashattn_sources
     src/cpu/kernels_backward_avx512_bf16.c
     src/cpu/kernels_neon.c
     src/cpu/kernels_portable.c
+    src/cpu/score_row.c
     src/cpu/threads.c
     src/gradients.c
     src/problem.c

@@ -2,11 +2,7 @@
 /* One tile of backward: see backward_tile.h. */
 #include "cpu/backward_tile.h"
 
-void *fa_carve(char *base, int64_t *used, int64_t bytes) {
-    void *piece = base == NULL ? NULL : base + *used;
-    *used += fa_round_up(bytes, 64);
-    return piece;
-}
+#include "cpu/score_row.h"
 
 static const int64_t f = (int64_t)sizeof(float);
 
@@ -97,40 +93,6 @@ void fa_backward_load_keys(const fa_backward_context *c, const fa_sequence *s, i
 
 /* ---- Scores ---- */
 
-/* s += bias and ALiBi, for one row. */
-static void add_offsets(const fa_problem *p, const fa_cpu_backward_kernels *kernels, const fa_sequence *s,
-                        const fa_backward_row *row, const fa_backward_keys *keys, float *score, float *bias) {
-    if (p->bias.data != NULL) {
-        const void *source = fa_score_address(&p->bias, s->batch, row->head, row->query, keys->begin);
-        if (p->bias.key_stride == fa_element_size(p->bias.type)) {
-            kernels->load_rows(bias, FA_BACKWARD_KEYS, &source, 1, keys->count, p->bias.type, 1.0f);
-        } else {
-            for (int64_t j = 0; j < keys->count; j++)
-                bias[j] = (float)fa_element_load((const char *)source + j * p->bias.key_stride, p->bias.type);
-        }
-        /* Not a sum where it masks: a hidden key's score may be NaN or +inf. */
-        for (int64_t j = 0; j < keys->count; j++) score[j] = bias[j] == -INFINITY ? -INFINITY : score[j] + bias[j];
-    }
-    if (p->alibi_slopes.data != NULL) {
-        float slope = fa_alibi_slope(p, s->batch, row->head);
-        for (int64_t j = 0; j < keys->count; j++)
-            score[j] -= slope * (float)fa_alibi_distance(&s->visibility, row->query, keys->begin + j);
-    }
-}
-
-/* -inf where a row does not see a key, and behind the last one up to the panel's edge. */
-static void hide(const fa_problem *p, const fa_sequence *s, const fa_backward_row *row, const fa_backward_keys *keys,
-                 int64_t columns, float *score) {
-    int64_t begin = row->keys.begin - keys->begin, end = row->keys.end - keys->begin;
-    if (row->lse == INFINITY) end = begin;
-    for (int64_t j = 0; j < fa_min(begin, keys->count); j++) score[j] = -INFINITY;
-    for (int64_t j = fa_max(fa_min(end, keys->count), 0); j < columns; j++) score[j] = -INFINITY;
-    if (p->mask.data == NULL) return;
-    const char *mask = fa_score_address(&p->mask, s->batch, row->head, row->query, keys->begin);
-    for (int64_t j = 0; j < keys->count; j++)
-        if (mask[j * p->mask.key_stride] == 0) score[j] = -INFINITY;
-}
-
 /* Under a causal mask half of a tile on the diagonal sees nothing. */
 static void find_rows(const fa_backward_queries *queries, const fa_backward_keys *keys, int64_t step,
                       fa_backward_scores *scores) {
@@ -160,6 +122,7 @@ void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const 
     scores->nonfinite = queries->q_nonfinite || queries->dout_nonfinite || keys->k_nonfinite;
     for (int64_t r = first; r < scores->end; r++) {
         const fa_backward_row *row = &queries->row[r];
+        fa_score_row at = {s, row->query, row->head, keys->begin, keys->count};
         float *score = scores->p + r * FA_BACKWARD_KEYS;
         if (p->softcap > 0) {
             kernels->softcap(score, columns, p->softcap);
@@ -169,10 +132,13 @@ void fa_backward_tile(const fa_backward_context *c, const fa_sequence *s, const 
                 slope[j] = 1.0f - t * t;
             }
         }
-        if (offsets) add_offsets(p, kernels, s, row, keys, score, scores->bias);
+        if (offsets) fa_score_row_offset(p, kernels->load_rows, &at, score, scores->bias);
         if (row->keys.begin > keys->begin || row->keys.end < keys->begin + columns || keys->count < columns ||
-            row->lse == INFINITY || p->mask.data != NULL)
-            hide(p, s, row, keys, columns, score);
+            row->lse == INFINITY || p->mask.data != NULL) {
+            fa_key_range seen = row->keys;
+            if (row->lse == INFINITY) seen.end = seen.begin;
+            fa_score_row_hide(p, &at, seen, columns, score);
+        }
         for (int64_t j = 0; j < keys->count && scores->nonfinite; j++)
             scores->seen[r * FA_BACKWARD_KEYS + j] = score[j] != -INFINITY ? 1u : 0u;
     }

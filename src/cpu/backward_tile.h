@@ -7,16 +7,9 @@
 #ifndef FA_CPU_BACKWARD_TILE_H
 #define FA_CPU_BACKWARD_TILE_H
 
+#include "cpu/arrays.h"
 #include "cpu/kernels_backward.h"
 #include "gradients.h"
-
-static inline int64_t fa_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t fa_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t fa_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t fa_round_up(int64_t a, int64_t b) { return fa_divide_up(a, b) * b; }
-
-/* Cuts the next `bytes` of a block, 64-byte aligned; with base == NULL only counts. */
-void *fa_carve(char *base, int64_t *used, int64_t bytes);
 
 /* A query of one head, and what the first pass found out about it. */
 typedef struct fa_backward_row {

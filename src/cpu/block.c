@@ -2,17 +2,15 @@
 /* Attention of one block: see block.h. */
 #include "cpu/block.h"
 
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+#include "cpu/arrays.h"
+#include "cpu/score_row.h"
 
 int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa_cpu_kernels *kernels,
                               int64_t tile_rows, char *base) {
     const int64_t f = (int64_t)sizeof(float);
     int64_t used = 0;
-    w->o_stride = round_up(p->head_dim_v, FA_PANEL_MAX);
-    int64_t depth = round_up(p->head_dim, FA_DEPTH_MAX);
+    w->o_stride = fa_round_up(p->head_dim_v, FA_PANEL_MAX);
+    int64_t depth = fa_round_up(p->head_dim, FA_DEPTH_MAX);
     w->q = fa_carve(base, &used, tile_rows * depth * f);
     w->o = fa_carve(base, &used, tile_rows * w->o_stride * f);
     w->s = fa_carve(base, &used, tile_rows * FA_TILE_KEYS * f);
@@ -20,9 +18,9 @@ int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa
     w->m = fa_carve(base, &used, tile_rows * f);
     w->l = fa_carve(base, &used, tile_rows * f);
     w->rescale = fa_carve(base, &used, tile_rows * f);
-    w->row = fa_carve(base, &used, max_i64(w->o_stride, FA_TILE_KEYS) * f);
+    w->row = fa_carve(base, &used, fa_max(w->o_stride, FA_TILE_KEYS) * f);
     w->keys = fa_carve(base, &used, tile_rows * (int64_t)sizeof(fa_key_range));
-    w->rows = fa_carve(base, &used, max_i64(tile_rows, FA_TILE_KEYS) * (int64_t)sizeof(void *));
+    w->rows = fa_carve(base, &used, fa_max(tile_rows, FA_TILE_KEYS) * (int64_t)sizeof(void *));
     w->values = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
     w->next = fa_carve(base, &used, FA_TILE_KEYS * (int64_t)sizeof(void *));
     w->seen = fa_carve(base, &used, tile_rows * FA_TILE_KEYS);
@@ -43,7 +41,7 @@ typedef struct key_tile {
  * of sums independent of who else is in the block. */
 static key_tile cut_tile(int64_t n, int64_t begin, int64_t end) {
     int64_t key = n * FA_TILE_KEYS;
-    return (key_tile){key, max_i64(begin - key, 0), min_i64(end - key, FA_TILE_KEYS)};
+    return (key_tile){key, fa_max(begin - key, 0), fa_min(end - key, FA_TILE_KEYS)};
 }
 
 /* Addresses of the tile's keys, in k or v; zeros stand in for skipped ones. */
@@ -56,17 +54,17 @@ static void key_rows(const fa_problem *p, const fa_rows *tensor, const fa_sequen
 }
 
 static int64_t k_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
-    return FA_TILE_KEYS * round_up(p->head_dim, kernels->depth) * fa_element_size(kernels->operand);
+    return FA_TILE_KEYS * fa_round_up(p->head_dim, kernels->depth) * fa_element_size(kernels->operand);
 }
 
 static int64_t kv_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
     return k_bytes(p, kernels) +
-           FA_TILE_KEYS * round_up(p->head_dim_v, kernels->panel) * fa_element_size(kernels->operand);
+           FA_TILE_KEYS * fa_round_up(p->head_dim_v, kernels->panel) * fa_element_size(kernels->operand);
 }
 
 int64_t fa_cpu_tile_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) { return kv_bytes(p, kernels) + 64; }
 
-int64_t fa_cpu_sequence_tiles(const fa_sequence *s) { return divide_up(s->visibility.key_end, FA_TILE_KEYS); }
+int64_t fa_cpu_sequence_tiles(const fa_sequence *s) { return fa_divide_up(s->visibility.key_end, FA_TILE_KEYS); }
 
 static void pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
                       const key_tile *tile, char *to, const void **rows) {
@@ -107,7 +105,7 @@ static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     bool natural = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL ||
                    !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
     pass t = {.block = b, .kernels = b->kernels, .few = b->per_head <= FA_FEW_ROWS};
-    t.depth = round_up(p->head_dim, b->kernels->depth);
+    t.depth = fa_round_up(p->head_dim, b->kernels->depth);
     t.factor = operand ? copysignf(1.0f, p->softmax_scale) : p->softmax_scale;
     t.multiply = operand && natural;
     t.score_scale = operand ? magnitude : 1.0f;
@@ -125,42 +123,6 @@ static void load_queries(const fa_problem *p, const pass *t, fa_cpu_workspace *w
     }
     t->kernels->load_queries(w->q, t->depth, w->rows, t->block->count, p->head_dim, p->q.type, t->factor);
     memset(w->o, 0, (size_t)(t->block->count * w->o_stride) * sizeof(float));
-}
-
-/* s += bias and ALiBi, for one row and the keys [key, key + count). */
-static void add_offsets(const fa_problem *p, const pass *t, int64_t r, int64_t key, int64_t count, float *s,
-                        float *bias) {
-    int64_t query = fa_block_query(p, t->block, r), head = fa_block_head(p, t->block, r),
-            batch = t->block->sequence.batch;
-    if (p->bias.data != NULL) {
-        const void *row = fa_score_address(&p->bias, batch, head, query, key);
-        if (p->bias.key_stride == fa_element_size(p->bias.type)) {
-            t->kernels->load_rows(bias, FA_TILE_KEYS, &row, 1, count, p->bias.type, 1.0f);
-        } else {
-            for (int64_t j = 0; j < count; j++)
-                bias[j] = (float)fa_element_load((const char *)row + j * p->bias.key_stride, p->bias.type);
-        }
-        /* Not a sum where it masks: a hidden key's score may be NaN or +inf. */
-        for (int64_t j = 0; j < count; j++) s[j] = bias[j] == -INFINITY ? -INFINITY : s[j] + bias[j];
-    }
-    if (p->alibi_slopes.data != NULL) {
-        float slope = fa_alibi_slope(p, batch, head);
-        for (int64_t j = 0; j < count; j++)
-            s[j] -= slope * (float)fa_alibi_distance(&t->block->sequence.visibility, query, key + j);
-    }
-}
-
-/* -inf where row r does not see a key of [key, key + count), and behind the last one up to the panel's edge.
- */
-static void hide(const fa_problem *p, const pass *t, int64_t r, const fa_key_range *keys, int64_t key, int64_t count,
-                 int64_t columns, float *s) {
-    for (int64_t j = 0; j < min_i64(keys->begin - key, count); j++) s[j] = -INFINITY;
-    for (int64_t j = max_i64(min_i64(keys->end - key, count), 0); j < columns; j++) s[j] = -INFINITY;
-    if (p->mask.data == NULL) return;
-    const char *mask = fa_score_address(&p->mask, t->block->sequence.batch, fa_block_head(p, t->block, r),
-                                        fa_block_query(p, t->block, r), key);
-    for (int64_t j = 0; j < count; j++)
-        if (mask[j * p->mask.key_stride] == 0) s[j] = -INFINITY;
 }
 
 /* O = rescale * O + P V for a V tile that holds NaN or infinity: only visible keys are added, since 0 * NaN
@@ -187,14 +149,16 @@ static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *
                           int64_t end, int64_t columns) {
     bool offsets = p->bias.data != NULL || p->alibi_slopes.data != NULL;
     bool hidden = p->bias.data != NULL;
-    int64_t count = min_i64(tile->count, columns);
+    int64_t count = fa_min(tile->count, columns);
     for (int64_t r = first; r < end; r++) {
+        fa_score_row at = {&t->block->sequence, fa_block_query(p, t->block, r), fa_block_head(p, t->block, r),
+                           tile->key, count};
         float *row = w->s + r * FA_TILE_KEYS;
         for (int64_t j = 0; t->multiply && j < columns; j++) row[j] *= t->score_scale;
         if (p->softcap > 0) t->kernels->softcap(row, columns, p->softcap);
-        if (offsets) add_offsets(p, t, r, tile->key, count, row, w->row);
+        if (offsets) fa_score_row_offset(p, t->kernels->load_rows, &at, row, w->row);
         if (w->keys[r].begin > tile->key || w->keys[r].end < tile->key + columns || p->mask.data != NULL) {
-            hide(p, t, r, &w->keys[r], tile->key, count, columns, row);
+            fa_score_row_hide(p, &at, w->keys[r], columns, row);
             hidden = true;
         }
     }
@@ -225,23 +189,23 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
     if (not_finite) key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
 
     int64_t element = fa_element_size(kernels->operand), p_stride = FA_TILE_KEYS * (4 / element);
-    int64_t depth_v = round_up(tile->count, kernels->depth), width_v = round_up(p->head_dim_v, kernels->panel);
+    int64_t depth_v = fa_round_up(tile->count, kernels->depth), width_v = fa_round_up(p->head_dim_v, kernels->panel);
     for (int64_t r = first, next; r < end; r = next) {
-        next = min_i64(r + kernels->strip, end);
+        next = fa_min(r + kernels->strip, end);
         int64_t rows = next - r, key_end = 0;
-        for (int64_t i = r; i < next; i++) key_end = max_i64(key_end, w->keys[i].end);
-        int64_t columns = round_up(min_i64(tile->count, max_i64(key_end - tile->key, 1)), kernels->panel);
+        for (int64_t i = r; i < next; i++) key_end = fa_max(key_end, w->keys[i].end);
+        int64_t columns = fa_round_up(fa_min(tile->count, fa_max(key_end - tile->key, 1)), kernels->panel);
         float *s = w->s + r * FA_TILE_KEYS, *o = w->o + r * w->o_stride;
         kernels->multiply(s, FA_TILE_KEYS, (char *)w->q + r * t->depth * element, t->depth, k, t->depth, rows, columns,
                           t->depth, NULL);
         (void)finish_scores(p, t, w, tile, r, next, columns);
-        if (not_finite) note_seen(w, r, next, min_i64(tile->count, columns));
+        if (not_finite) note_seen(w, r, next, fa_min(tile->count, columns));
         kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + r, w->l + r,
                               w->rescale + r);
         if (not_finite)
-            accumulate_visible(p, t, w, w->values, r, next, min_i64(tile->count, columns));
+            accumulate_visible(p, t, w, w->values, r, next, fa_min(tile->count, columns));
         else
-            kernels->multiply(o, w->o_stride, s, p_stride, v, depth_v, rows, width_v, min_i64(columns, depth_v),
+            kernels->multiply(o, w->o_stride, s, p_stride, v, depth_v, rows, width_v, fa_min(columns, depth_v),
                               w->rescale + r);
     }
 }
@@ -284,7 +248,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
                        const key_tile *next, int64_t first, int64_t end) {
     const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
-    int64_t heads = b->count / b->per_head, rows = end - first, columns = round_up(tile->count, kernels->panel);
+    int64_t heads = b->count / b->per_head, rows = end - first, columns = fa_round_up(tile->count, kernels->panel);
     head_rows k = {w->rows, p->k.head_stride, tile->skipped, tile->count};
     head_rows v = {w->values, p->v.head_stride, tile->skipped, tile->count};
     head_rows after = {NULL, p->k.head_stride, 0, 0};
@@ -297,7 +261,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
     const void *now[CHUNK_KEYS], *ahead[CHUNK_KEYS];
     for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
         for (int64_t head = 0; head < heads; head++) {
-            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             rows_of_head(&k, head, j, count, now);
             kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (float *)w->q + row * t->depth, t->depth,
@@ -309,7 +273,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         int64_t row = head * b->per_head + first;
         bool hidden = finish_scores(p, t, w, tile, row, row + rows, columns);
         for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
-            int64_t count = min_i64(CHUNK_KEYS, tile->count - j);
+            int64_t count = fa_min(CHUNK_KEYS, tile->count - j);
             rows_of_head(&v, head, j, count, now);
             not_finite = kernels->any_nonfinite(now, count, p->head_dim_v, p->v.type);
         }
@@ -321,14 +285,14 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
                               w->m + row, w->l + row, w->rescale + row);
         if (not_finite) {
             for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
-                rows_of_head(&v, head, j, min_i64(CHUNK_KEYS, tile->count - j), w->next + j);
+                rows_of_head(&v, head, j, fa_min(CHUNK_KEYS, tile->count - j), w->next + j);
             accumulate_visible(p, t, w, w->next, row, row + rows, tile->count);
         }
     }
     float ones[FA_FEW_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS)
         for (int64_t head = 0; head < heads; head++) {
-            int64_t row = head * b->per_head + first, count = min_i64(CHUNK_KEYS, tile->count - j);
+            int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             rows_of_head(&v, head, j, count, now);
             kernels->add_rows(w->o + row * w->o_stride, w->o_stride, w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, rows,
@@ -351,11 +315,11 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
     int64_t key_begin = INT64_MAX, key_end = 0;
     for (int64_t r = 0; r < t->block->count; r++) {
         if (w->keys[r].begin >= w->keys[r].end) continue;
-        key_begin = min_i64(key_begin, w->keys[r].begin);
-        key_end = max_i64(key_end, w->keys[r].end);
+        key_begin = fa_min(key_begin, w->keys[r].begin);
+        key_end = fa_max(key_end, w->keys[r].end);
     }
     if (key_begin >= key_end) return;
-    int64_t tile_begin = key_begin / FA_TILE_KEYS, tiles = divide_up(key_end, FA_TILE_KEYS) - tile_begin;
+    int64_t tile_begin = key_begin / FA_TILE_KEYS, tiles = fa_divide_up(key_end, FA_TILE_KEYS) - tile_begin;
     int64_t tile_end = tile_begin + tiles * (split + 1) / splits;
     tile_begin += tiles * split / splits;
     const fa_visibility *whole = &t->block->sequence.visibility;

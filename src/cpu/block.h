@@ -36,13 +36,6 @@ typedef struct fa_cpu_workspace {
 int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa_cpu_kernels *kernels,
                               int64_t tile_rows, char *base);
 
-/* Cuts the next `bytes` of a block, 64-byte aligned; with base == NULL only counts. */
-static inline void *fa_carve(char *base, int64_t *used, int64_t bytes) {
-    void *piece = base == NULL ? NULL : base + *used;
-    *used += (bytes + 63) / 64 * 64;
-    return piece;
-}
-
 /*
  * The rows of a query tile: rows [begin, begin + per_head) of a sequence and key/value head, where row r is query r / group
  * of head head_kv * group + r % group; for few rows those of several heads, one head after the other, so that K and V are

@@ -10,6 +10,7 @@
  */
 #include "cpu/forward.h"
 
+#include "cpu/arrays.h"
 #include "cpu/block.h"
 #include "cpu/threads.h"
 #include "merge.h"
@@ -33,11 +34,6 @@
 /* K and V are packed ahead for as many heads and sequences as fit here; one that does not fit alone is packed tile by tile
  * for each query tile. */
 #define PACKED_BYTES (64 << 20)
-
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /* Results of a unit whose keys are split, until they are merged: [splits][tile_rows] rows. */
 typedef struct partial {
@@ -87,7 +83,7 @@ static void finish_block(const fa_problem *p, const fa_cpu_kernels *kernels, con
 
 /* Blocks of a sequence, which are of nearly equal height. Their rows depend on the sequence alone, not on its batch. */
 static int64_t sequence_blocks(const fa_problem *p, int64_t n) {
-    return divide_up(fa_problem_sequence(p, n).q_rows * p->group, MAX_TILE_ROWS);
+    return fa_divide_up(fa_problem_sequence(p, n).q_rows * p->group, MAX_TILE_ROWS);
 }
 
 /* Bytes of a sequence's K and V of one head, packed ahead; 0 if that does not pay or takes too much. */
@@ -147,8 +143,8 @@ static double operations(const fa_problem *p) {
     for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
         fa_sequence s = fa_problem_sequence(p, n);
         fa_key_range first = fa_visible_keys(&s.visibility, 0);
-        fa_key_range last = fa_visible_keys(&s.visibility, max_i64(s.visibility.seqlen_q - 1, 0));
-        pairs += (double)s.visibility.seqlen_q * (double)max_i64(last.end - first.begin, 0);
+        fa_key_range last = fa_visible_keys(&s.visibility, fa_max(s.visibility.seqlen_q - 1, 0));
+        pairs += (double)s.visibility.seqlen_q * (double)fa_max(last.end - first.begin, 0);
     }
     return 2 * pairs * (double)p->heads * (double)(p->head_dim + p->head_dim_v);
 }
@@ -166,17 +162,17 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
         int64_t rows = fa_problem_sequence(p, n).q_rows * p->group;
         bool few = rows <= FA_FEW_ROWS;
-        plan->tile_rows = max_i64(plan->tile_rows, few ? rows * min_i64(p->heads_kv, FA_FEW_HEADS) : MAX_TILE_ROWS);
+        plan->tile_rows = fa_max(plan->tile_rows, few ? rows * fa_min(p->heads_kv, FA_FEW_HEADS) : MAX_TILE_ROWS);
         if (!few) part_keys = MIN_SPLIT_KEYS;
         plan->blocks += sequence_blocks(p, n);
-        units += few ? divide_up(p->heads_kv, FA_FEW_HEADS) : sequence_blocks(p, n) * p->heads_kv;
+        units += few ? fa_divide_up(p->heads_kv, FA_FEW_HEADS) : sequence_blocks(p, n) * p->heads_kv;
     }
     plan->splits = p->num_splits;
     if (plan->splits == 0)
-        plan->splits = max_i64(1, min_i64(ENOUGH_UNITS / max_i64(units, 1), p->max_seqlen_k / part_keys));
+        plan->splits = fa_max(1, fa_min(ENOUGH_UNITS / fa_max(units, 1), p->max_seqlen_k / part_keys));
     int64_t threads = p->num_threads > 0 ? p->num_threads : fa_default_num_threads();
-    threads = min_i64(threads, (int64_t)(operations(p) / MIN_THREAD_OPERATIONS) + 1);
-    plan->threads = max_i64(1, min_i64(threads, units * plan->splits));
+    threads = fa_min(threads, (int64_t)(operations(p) / MIN_THREAD_OPERATIONS) + 1);
+    plan->threads = fa_max(1, fa_min(threads, units * plan->splits));
 
     fa_cpu_workspace w;
     partial part;
@@ -188,7 +184,7 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
             plan->blocks * p->heads_kv * partial_init(&part, plan->splits, plan->tile_rows, w.o_stride, NULL);
     for (int64_t n = 0; n < fa_problem_sequences(p) && plan->packed_bytes < PACKED_BYTES; n++)
         plan->packed_bytes += p->heads_kv * sequence_packed(p, plan->kernels, n);
-    plan->packed_bytes = min_i64(plan->packed_bytes, PACKED_BYTES);
+    plan->packed_bytes = fa_min(plan->packed_bytes, PACKED_BYTES);
     plan->shared_bytes += plan->packed_bytes;
     return FA_OK;
 }
@@ -208,7 +204,7 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
     b.float32 = plan->float32;
     b.kernels = rows <= FA_FEW_ROWS ? plan->float32 : plan->kernels;
     if (rows <= FA_FEW_ROWS) /* several heads make one block, and the others have none */
-        b.count *= head_kv % FA_FEW_HEADS == 0 ? min_i64(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
+        b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
     b.packed = ahead ? packed + it->first_packed[n] : NULL;
     return b;
@@ -306,7 +302,7 @@ fa_status fa_cpu_forward(const fa_problem *p, const fa_cpu_plan *plan) {
     c.partials = c.packed + plan->packed_bytes;
     c.workspaces = memory + plan->shared_bytes;
     partial part;
-    c.unit_bytes = partial_init(&part, plan->splits, plan->tile_rows, round_up(p->head_dim_v, FA_PANEL_MAX), NULL);
+    c.unit_bytes = partial_init(&part, plan->splits, plan->tile_rows, fa_round_up(p->head_dim_v, FA_PANEL_MAX), NULL);
     c.it.first_block[0] = c.it.first_packed[0] = 0;
     for (int64_t n = 0; n < c.it.sequences; n++) {
         c.it.first_block[n + 1] = c.it.first_block[n] + sequence_blocks(p, n);

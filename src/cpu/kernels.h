@@ -32,6 +32,10 @@
 /* No depth is padded to a multiple of more. */
 #define FA_DEPTH_MAX 32
 
+/* dst[r * dst_stride + i] = factor * rows[r][i], i < width. rows[r] points at `width` elements of the given type. */
+typedef void fa_load_rows(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
+                          fa_element type, float factor);
+
 typedef struct fa_cpu_kernels {
     fa_isa isa;
     int panel; /* columns of a panel; divides FA_TILE_KEYS */
@@ -41,10 +45,7 @@ typedef struct fa_cpu_kernels {
     int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
     int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
 
-    /* dst[r * dst_stride + i] = factor * rows[r][i], i < width. rows[r] points at `width` elements of the
-     * given type. */
-    void (*load_rows)(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
-                      fa_element type, float factor);
+    fa_load_rows *load_rows;
 
     /* The same as operand A, padded with zeros up to dst_stride, at most `depth` - 1 elements. bfloat16: only the sign of
      * factor counts. */

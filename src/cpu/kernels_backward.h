@@ -55,8 +55,7 @@ typedef struct fa_cpu_backward_kernels {
                              const float *delta);
 
     /* As in kernels.h. */
-    void (*load_rows)(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
-                      fa_element type, float factor);
+    fa_load_rows *load_rows;
     void (*softcap)(float *s, int64_t count, float softcap);
     void (*store_row)(void *dst, const float *src, int64_t width, float factor, fa_element type);
 } fa_cpu_backward_kernels;
