@@ -246,7 +246,7 @@ static double seconds(void) {
 }
 
 void fa_poll(fa_thread *self, const char *operation) {
-    const double limit = 20; /* seconds to wait for blocks on other host threads */
+    const double limit = 120; /* seconds to wait for blocks on other host threads, which a busy host may hold up */
     fa_worker *worker = self->block->worker;
     if (worker->idle_polls == 0) worker->poll_start = 0;
     if (++worker->idle_polls > 64 + 16 * worker->thread_count) {
