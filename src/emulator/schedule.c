@@ -245,24 +245,37 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* What a thread polls for may have been done by a block that has ended since the thread last looked: only who finds nothing
+ * in as many polls again, after all others had ended, is deadlocked. */
+static void give_up_alone(fa_worker *worker) {
+    if (worker->alone) deadlock(worker);
+    worker->alone = true;
+    worker->idle_polls = 1;
+}
+
+static void wait_for_others(fa_worker *worker, const char *operation) {
+    const double limit = 120; /* seconds; a busy host may hold up the threads of other blocks */
+    sched_yield();
+    if (worker->poll_start == 0)
+        worker->poll_start = seconds();
+    else if (seconds() - worker->poll_start > limit)
+        fa_emulated_fail(operation, "polled for %.0f seconds while nothing else happened", limit);
+    if (__atomic_load_n(&worker->launch->stop, __ATOMIC_RELAXED)) fa_emulated_fail(operation, "another block failed");
+}
+
 void fa_poll(fa_thread *self, const char *operation) {
-    const double limit = 120; /* seconds to wait for blocks on other host threads, which a busy host may hold up */
     fa_worker *worker = self->block->worker;
-    if (worker->idle_polls == 0) worker->poll_start = 0;
+    if (worker->idle_polls == 0) {
+        worker->poll_start = 0;
+        worker->alone = false;
+    }
     if (++worker->idle_polls > 64 + 16 * worker->thread_count) {
-        if (fa_finish_some_copy(worker)) {
+        if (fa_finish_some_copy(worker))
             worker->idle_polls = 0;
-        } else if (__atomic_load_n(&worker->launch->running, __ATOMIC_RELAXED) > 1) {
-            sched_yield();
-            if (worker->poll_start == 0)
-                worker->poll_start = seconds();
-            else if (seconds() - worker->poll_start > limit)
-                fa_emulated_fail(operation, "polled for %.0f seconds while nothing else happened", limit);
-            if (__atomic_load_n(&worker->launch->stop, __ATOMIC_RELAXED))
-                fa_emulated_fail(operation, "another block failed");
-        } else {
-            deadlock(worker);
-        }
+        else if (__atomic_load_n(&worker->launch->running, __ATOMIC_SEQ_CST) > 1)
+            wait_for_others(worker, operation);
+        else
+            give_up_alone(worker);
     }
     set_ready(self->warp, 1u << self->lane);
     run_next(self, false);

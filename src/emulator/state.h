@@ -271,6 +271,7 @@ struct fa_worker {
     uint64_t clock;
     uint32_t idle_polls; /* unsuccessful polls since something last happened */
     double poll_start;   /* host seconds; 0: not polling */
+    bool alone;          /* found so after many such polls: what others did last must still be looked for */
     fa_knowledge_pool pool;
     fa_exchange cluster_exchange;
     uint32_t cluster_arrived, cluster_phase;

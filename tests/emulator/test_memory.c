@@ -117,13 +117,14 @@ static void test_atomics(void **state) {
 
 typedef struct {
     uint32_t *flag;
-    uint32_t reverse;
+    uint32_t reverse, delay; /* loads before the flag is set */
 } flag_params;
 
 KERNEL(fa_test_flags, 32, 1, flag_params, params) {
     uint32_t turn = params->reverse ? grid_blocks_x() - 1 - block_index_x() : block_index_x();
     if (thread_index() == 0) {
         while (global_load_acquire_u32(params->flag) != turn) {}
+        for (uint32_t i = 0; i < params->delay; i++) (void)global_load_u32(params->flag + 1);
         fence_gpu();
         global_store_release_u32(params->flag, turn + 1);
     }
@@ -131,7 +132,7 @@ KERNEL(fa_test_flags, 32, 1, flag_params, params) {
 }
 
 static void test_flags(void **state) {
-    flag_params params = {fa_emulator_allocate(*state, 4), 0};
+    flag_params params = {fa_emulator_allocate(*state, 4), 0, 0};
     for (uint32_t host_threads = 1; host_threads <= 2; host_threads++) {
         const fa_emulator_launch launch = {.grid = {6, 1, 1}, .threads = 32, .host_threads = host_threads};
         fa_emulator_report report;
@@ -144,6 +145,22 @@ static void test_flags(void **state) {
     params.reverse = 1;
     *params.flag = 0;
     expect_report(*state, &launch, FA_EMULATOR_DEADLOCK, "lane 0 polls", "block_sync");
+    fa_emulator_free(*state, params.flag);
+}
+
+/* To set the flag is the last thing that a block does: the next, on another host thread, may find that the first has ended
+ * before it has looked at the flag again. With more threads than cores, so that they are interrupted there as well. */
+static void test_flags_of_blocks_that_end(void **state) {
+    flag_params params = {fa_emulator_allocate(*state, 8), 0, 0};
+    for (uint32_t i = 0; i < 200; i++) {
+        const fa_emulator_launch launch = {.grid = {16, 1, 1}, .threads = 32, .seed = i, .host_threads = 16};
+        fa_emulator_report report;
+        params.delay = i * 25;
+        memset(params.flag, 0, 8);
+        fa_emulator_run(*state, &fa_test_flags, &params, &launch, &report);
+        assert_string_equal(report.text, "");
+        assert_int_equal(*params.flag, 16);
+    }
     fa_emulator_free(*state, params.flag);
 }
 
@@ -368,9 +385,11 @@ static void test_repeatable(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_widths),        cmocka_unit_test(test_atomics),         cmocka_unit_test(test_flags),
-        cmocka_unit_test(test_cp_async),      cmocka_unit_test(test_races),           cmocka_unit_test(test_addresses),
-        cmocka_unit_test(test_registrations), cmocka_unit_test(test_launch_refusals), cmocka_unit_test(test_repeatable),
+        cmocka_unit_test(test_widths),          cmocka_unit_test(test_atomics),
+        cmocka_unit_test(test_flags),           cmocka_unit_test(test_flags_of_blocks_that_end),
+        cmocka_unit_test(test_cp_async),        cmocka_unit_test(test_races),
+        cmocka_unit_test(test_addresses),       cmocka_unit_test(test_registrations),
+        cmocka_unit_test(test_launch_refusals), cmocka_unit_test(test_repeatable),
     };
     return cmocka_run_group_tests(tests, create_device, destroy_device);
 }

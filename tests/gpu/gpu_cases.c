@@ -85,7 +85,9 @@ const fa_kernel gpu_kernels[GPU_KERNELS] = {FA_KERNEL_STANDARD, FA_KERNEL_V1, FA
 static char machine[64]; /* "": GPU 0 */
 _Thread_local bool gpu_calls_on_cuda;
 
+/* A test that failed in the middle of a call may have left the environment set: the next must not fail for it. */
 void gpu_use_machine(const char *specification) {
+    assert_int_equal(unsetenv("FLASHATTN_MACHINE"), 0);
     (void)snprintf(machine, sizeof machine, "%s", specification != NULL ? specification : "");
 }
 
