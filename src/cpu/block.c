@@ -235,9 +235,12 @@ static void rows_of_head(const head_rows *h, int64_t head, int64_t begin, int64_
  * prefetched while head number `part` is computed. NULL where the chunk is not whole. */
 static const void *const *rows_ahead(const head_rows *h, int64_t heads, int64_t part, int64_t begin, const void **to) {
     if (h->rows == NULL || begin < h->skipped || begin + CHUNK_KEYS > h->count) return NULL;
+    int64_t key = begin + part * CHUNK_KEYS / heads, head = part * CHUNK_KEYS % heads;
     for (int64_t i = 0; i < CHUNK_KEYS; i++) {
-        int64_t number = part * CHUNK_KEYS + i;
-        to[i] = (const char *)h->rows[begin + number / heads] + number % heads * h->head_stride;
+        to[i] = (const char *)h->rows[key] + head * h->head_stride;
+        if (++head < heads) continue;
+        head = 0;
+        key++;
     }
     return to;
 }
@@ -249,6 +252,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
     const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
     int64_t heads = b->count / b->per_head, rows = end - first, columns = fa_round_up(tile->count, kernels->panel);
+    int64_t element = fa_element_size(kernels->operand);
     head_rows k = {w->rows, p->k.head_stride, tile->skipped, tile->count};
     head_rows v = {w->values, p->v.head_stride, tile->skipped, tile->count};
     head_rows after = {NULL, p->k.head_stride, 0, 0};
@@ -264,8 +268,8 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             rows_of_head(&k, head, j, count, now);
-            kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (float *)w->q + row * t->depth, t->depth,
-                              rows, now, count, p->head_dim, p->k.type,
+            kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (char *)w->q + row * t->depth * element,
+                              t->depth, rows, now, count, p->head_dim, p->k.type,
                               rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
         }
     bool not_finite = false;
@@ -275,7 +279,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
             int64_t count = fa_min(CHUNK_KEYS, tile->count - j);
             rows_of_head(&v, head, j, count, now);
-            not_finite = kernels->any_nonfinite(now, count, p->head_dim_v, p->v.type);
+            not_finite = b->float32->any_nonfinite(now, count, p->head_dim_v, p->v.type);
         }
     }
     for (int64_t head = 0; head < heads; head++) {
@@ -295,8 +299,9 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             rows_of_head(&v, head, j, count, now);
-            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, rows,
-                              now, count, p->head_dim_v, p->v.type, j == 0 ? w->rescale + row : ones,
+            const char *weights = (char *)(w->s + row * FA_TILE_KEYS) + j * element;
+            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, weights, FA_TILE_KEYS * (4 / element), rows, now,
+                              count, p->head_dim_v, p->v.type, j == 0 ? w->rescale + row : ones,
                               rows_ahead(last ? &after : &v, heads, head, last ? 0 : j + CHUNK_KEYS, ahead),
                               last ? p->head_dim : p->head_dim_v);
         }

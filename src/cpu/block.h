@@ -47,7 +47,7 @@ typedef struct fa_cpu_block {
     int64_t begin;
     int64_t per_head;
     int64_t count;                 /* all rows: per_head times the number of heads */
-    const fa_cpu_kernels *kernels; /* with FA_FEW_ROWS rows or fewer the same as float32 */
+    const fa_cpu_kernels *kernels; /* with FA_FEW_ROWS rows or fewer one that has dot_rows */
     const fa_cpu_kernels *float32; /* a table that works in float32 */
     const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
 } fa_cpu_block;

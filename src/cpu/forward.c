@@ -202,7 +202,7 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
     b.begin = rows * reversed / blocks;
     b.count = b.per_head = rows * (reversed + 1) / blocks - b.begin;
     b.float32 = plan->float32;
-    b.kernels = rows <= FA_FEW_ROWS ? plan->float32 : plan->kernels;
+    b.kernels = rows <= FA_FEW_ROWS && plan->kernels->dot_rows == NULL ? plan->float32 : plan->kernels;
     if (rows <= FA_FEW_ROWS) /* several heads make one block, and the others have none */
         b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];

@@ -40,7 +40,7 @@ typedef struct fa_cpu_kernels {
     fa_isa isa;
     int panel; /* columns of a panel; divides FA_TILE_KEYS */
     /* FA_ELEMENT_FLOAT32; or FA_ELEMENT_BFLOAT16: then pack_keys, pack_values and load_queries take bfloat16 rows only,
-     * and dot_rows, add_rows and any_nonfinite are NULL. */
+     * any_nonfinite is NULL, and so are dot_rows and add_rows where those of float32 are as fast. */
     fa_element operand;
     int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
     int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
@@ -87,15 +87,15 @@ typedef struct fa_cpu_kernels {
      * NaN. */
     void (*store_row)(void *dst, const float *src, int64_t width, float factor, fa_element type);
 
-    /* For few rows, where packing would cost more than it saves: float32 A, and rows of any type where they lie. `next`, if
-     * not NULL: `count` rows of the same type to prefetch meanwhile. */
+    /* For few rows, where packing would cost more than it saves: q and p are operands A, and rows of any type where they lie,
+     * of bfloat16 operands bfloat16. `next`, if not NULL: `count` rows of the same type to prefetch meanwhile. */
 
     /* s[r][j] = sum_i q[r][i] * keys[j][i], i < width, j < count. */
-    void (*dot_rows)(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
-                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next);
+    void (*dot_rows)(float *s, int64_t s_stride, const void *q, int64_t q_stride, int64_t rows, const void *const *keys,
+                     int64_t count, int64_t width, fa_element type, const void *const *next);
     /* o[r][i] = row_scale[r] * o[r][i] + sum_j p[r][j] * values[j][i], i < width; o has room, and may be written, up to
-     * the next multiple of FA_PANEL_MAX. */
-    void (*add_rows)(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
+     * the next multiple of FA_PANEL_MAX. bfloat16: where count is odd, one weight more is read, which is 0. */
+    void (*add_rows)(float *o, int64_t o_stride, const void *p, int64_t p_stride, int64_t rows,
                      const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
                      const void *const *next, int64_t next_width);
     /* Whether any element is infinite or NaN. */

@@ -13,6 +13,7 @@
 
 #    include "kernels_avx512_bf16.h"
 
+#    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
@@ -28,7 +29,9 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
                                          .multiply = multiply,
                                          .softmax_step = softmax_step,
                                          .softcap = softcap,
-                                         .store_row = store_row};
+                                         .store_row = store_row,
+                                         .dot_rows = dot_rows,
+                                         .add_rows = add_rows};
     return &table;
 }
 

@@ -243,15 +243,15 @@ static void store_row(void *dst, const float *src, int64_t width, float factor, 
 
 /* ---- Few rows ---- */
 
-static void dot_rows(float *s, int64_t s_stride, const float *q, int64_t q_stride, int64_t rows,
-                     const void *const *keys, int64_t count, int64_t width, fa_element type, const void *const *next) {
+static void dot_rows(float *s, int64_t s_stride, const void *q, int64_t q_stride, int64_t rows, const void *const *keys,
+                     int64_t count, int64_t width, fa_element type, const void *const *next) {
     (void)next;
     float key[FA_HEAD_DIM_MAX];
     for (int64_t j = 0; j < count; j++) {
         convert(key, 1, keys[j], 0, width, type);
         for (int64_t r = 0; r < rows; r++) {
             float lane[LANES] = {0.0f};
-            const float *query = q + r * q_stride;
+            const float *query = (const float *)q + r * q_stride;
             int64_t i = 0;
             for (; i + LANES <= width; i += LANES)
                 for (int n = 0; n < LANES; n++) lane[n] += query[i + n] * key[i + n];
@@ -263,7 +263,7 @@ static void dot_rows(float *s, int64_t s_stride, const float *q, int64_t q_strid
     }
 }
 
-static void add_rows(float *o, int64_t o_stride, const float *p, int64_t p_stride, int64_t rows,
+static void add_rows(float *o, int64_t o_stride, const void *p, int64_t p_stride, int64_t rows,
                      const void *const *values, int64_t count, int64_t width, fa_element type, const float *row_scale,
                      const void *const *next, int64_t next_width) {
     (void)next, (void)next_width;
@@ -273,7 +273,7 @@ static void add_rows(float *o, int64_t o_stride, const float *p, int64_t p_strid
     for (int64_t j = 0; j < count; j++) {
         convert(value, 1, values[j], 0, width, type);
         for (int64_t r = 0; r < rows; r++) {
-            float weight = p[r * p_stride + j];
+            float weight = ((const float *)p)[r * p_stride + j];
             for (int64_t i = 0; i < width; i++) o[r * o_stride + i] += weight * value[i];
         }
     }
