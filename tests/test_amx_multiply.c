@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The multiply of the AMX kernels in a model of the tile instructions, on any machine, against double precision. */
-#include "support/amx_model.h"
+#define FA_AMX_MODEL "support/amx_model.h"
+#include "cpu/kernels_amx_multiply.h"
+
 #include "support/random.h"
 #include "support/testing.h"
-
-#include "cpu/kernels_amx_multiply.h"
 
 static rng source;
 

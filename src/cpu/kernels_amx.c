@@ -6,8 +6,7 @@
  */
 #include "kernels.h"
 
-/* FA_AMX_MODEL, a header with the tile instructions in C: for tests. Clang before 16 spells its macros without the
- * underscore. */
+/* Clang before 16 spells its macros without the underscore. FA_AMX_MODEL: kernels_amx_tiles.h. */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512BF16__) && (defined(__AMX_BF16__) || defined(__AMXBF16__) || defined(FA_AMX_MODEL))
 
@@ -15,17 +14,6 @@
 #    define DEPTH 32
 
 #    include "kernels_avx512_bf16.h"
-
-#    ifdef FA_AMX_MODEL
-#        include FA_AMX_MODEL
-#    else
-#        define TILE_CONFIGURE(shapes) _tile_loadconfig(shapes)
-#        define TILE_ZERO(c) _tile_zero(c)
-#        define TILE_LOAD(t, address, stride) _tile_loadd(t, address, stride)
-#        define TILE_STORE(t, address, stride) _tile_stored(t, address, stride)
-#        define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
-#        define TILE_RELEASE() _tile_release()
-#    endif
 
 #    include "kernels_amx_multiply.h"
 

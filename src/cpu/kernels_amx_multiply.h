@@ -1,60 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrix multiply in AMX tiles (Intel, Software Developer's Manual, "TDPBF16PS"), over
- *
- *     TILE_CONFIGURE(shapes)           of all tiles, a tile_shapes
- *     TILE_ZERO(c)
- *     TILE_LOAD(t, address, stride)    rows of up to 64 bytes, `stride` bytes apart
- *     TILE_STORE(t, address, stride)
- *     TILE_DOT(c, a, b)                c[m][n] += a[m][2k] b[k][2n] + a[m][2k + 1] b[k][2n + 1], summed over k
- *     TILE_RELEASE()                   no tile is in use any more
- *
- * with tile numbers that are constants. kernels_amx.c has the instructions; the tests have a model of them in C, so that
- * this file is tested on machines without AMX. It uses no other vector instructions.
- *
- * A block is up to 32 rows by a panel of 32 columns: sums in tiles 0 to 3, two tiles of A and two of B, four loads for four
- * multiplications. The packed layout of kernels.h is B as the tiles want it: row k of a tile holds pairs of one step.
+ * The matrix multiply of bfloat16 operands in AMX tiles, over kernels_amx_tiles.h: four loads for four multiplications. It
+ * uses no other vector instructions, so that the tests can run it in their model on any machine.
  */
 #ifndef FA_CPU_KERNELS_AMX_MULTIPLY_H
 #define FA_CPU_KERNELS_AMX_MULTIPLY_H
 
-#include <stdint.h>
-#include <string.h>
-
-#define AMX_PANEL 32
-#define AMX_DEPTH 32 /* elements of depth in a tile */
-
-/* The operand of LDTILECFG, palette 1: 16 rows of 64 bytes at most. */
-typedef struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t column_bytes[16];
-    uint8_t rows[16];
-} tile_shapes;
-
-/* Rows of the two rows of tiles as this thread has them configured; 0: not at all. */
-static _Thread_local int tiles_of_rows;
-
-/* The compiler does not know what tile instructions read and write. */
-#define TILE_FENCE() __asm__ volatile("" : : : "memory")
-
-static void configure_rows(int upper, int lower) {
-    int wanted = upper * 32 + lower;
-    if (tiles_of_rows == wanted) return;
-    _Alignas(64) tile_shapes shapes = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        int rows = t >= 6 ? 16 : t == 2 || t == 3 || t == 5 ? lower : upper;
-        shapes.rows[t] = (uint8_t)rows;
-        shapes.column_bytes[t] = (uint16_t)(rows > 0 ? 64 : 0);
-    }
-    TILE_FENCE();
-    TILE_CONFIGURE(&shapes);
-    tiles_of_rows = wanted;
-}
-
-static void leave(void) {
-    if (tiles_of_rows != 0) TILE_RELEASE();
-    tiles_of_rows = 0;
-}
+#include "kernels_amx_tiles.h"
 
 /* 17 to 32 rows. */
 static void multiply_two(float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride, const uint16_t *b,

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AMX tiles, for the files that multiply in them (Intel, Software Developer's Manual, "TDPBF16PS"):
+ *
+ *     TILE_CONFIGURE(shapes)           of all tiles, a tile_shapes
+ *     TILE_ZERO(c)
+ *     TILE_LOAD(t, address, stride)    rows of up to 64 bytes, `stride` bytes apart
+ *     TILE_STORE(t, address, stride)
+ *     TILE_DOT(c, a, b)                c[m][n] += a[m][2k] b[k][2n] + a[m][2k + 1] b[k][2n + 1], summed over k
+ *     TILE_RELEASE()                   no tile is in use any more
+ *
+ * with tile numbers that are constants. Here are the instructions; FA_AMX_MODEL names a header with a model of them in C,
+ * with which the tests run where there is no AMX.
+ *
+ * A block is up to 32 rows by a panel of 32 columns: sums in tiles 0 to 3, two tiles of A and two of B. The packed layout
+ * of kernels.h is B as the tiles want it: row k of a tile holds pairs of one step.
+ */
+#ifndef FA_CPU_KERNELS_AMX_TILES_H
+#define FA_CPU_KERNELS_AMX_TILES_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef FA_AMX_MODEL
+#    include FA_AMX_MODEL
+#else
+#    include <immintrin.h>
+#    define TILE_CONFIGURE(shapes) _tile_loadconfig(shapes)
+#    define TILE_ZERO(c) _tile_zero(c)
+#    define TILE_LOAD(t, address, stride) _tile_loadd(t, address, stride)
+#    define TILE_STORE(t, address, stride) _tile_stored(t, address, stride)
+#    define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#    define TILE_RELEASE() _tile_release()
+#endif
+
+#define AMX_ROWS 32
+#define AMX_PANEL 32
+#define AMX_DEPTH 32 /* elements of depth in a tile */
+
+/* The operand of LDTILECFG, palette 1: 16 rows of 64 bytes at most. */
+typedef struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t column_bytes[16];
+    uint8_t rows[16];
+} tile_shapes;
+
+/* Rows of the two rows of tiles as this thread has them configured; 0: not at all. Each file has its own record, which is
+ * right because no thread comes from another file's kernels without leave(). */
+static _Thread_local int tiles_of_rows;
+
+/* The compiler does not know what tile instructions read and write. */
+#define TILE_FENCE() __asm__ volatile("" : : : "memory")
+
+static void configure_rows(int upper, int lower) {
+    int wanted = upper * 32 + lower;
+    if (tiles_of_rows == wanted) return;
+    _Alignas(64) tile_shapes shapes = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        int rows = t >= 6 ? 16 : t == 2 || t == 3 || t == 5 ? lower : upper;
+        shapes.rows[t] = (uint8_t)rows;
+        shapes.column_bytes[t] = (uint16_t)(rows > 0 ? 64 : 0);
+    }
+    TILE_FENCE();
+    TILE_CONFIGURE(&shapes);
+    tiles_of_rows = wanted;
+}
+
+static void leave(void) {
+    if (tiles_of_rows != 0) TILE_RELEASE();
+    tiles_of_rows = 0;
+}
+
+#endif
