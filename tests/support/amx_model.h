@@ -83,17 +83,22 @@ static void model_dot(int c, int a, int b) {
     const model_tile *left = model_of(a), *right = model_of(b);
     model_require(left->rows == sums->rows && right->bytes == sums->bytes && left->bytes == 4 * right->rows,
                   "C is as high as A and as wide as B, and A as deep as B");
-    for (int m = 0; m < sums->rows; m++)
-        for (int n = 0; n < sums->bytes / 4; n++) {
-            float sum[2] = {0, 0}, old;
-            for (int k = 0; k < right->rows; k++)
-                for (int odd = 0; odd < 2; odd++)
-                    sum[odd] = model_flushed(
-                        fmaf(model_number(left, m, 2 * k + odd), model_number(right, k, 2 * n + odd), sum[odd]));
-            memcpy(&old, sums->data[m] + 4 * n, sizeof old);
-            old = model_flushed(model_flushed(old) + model_flushed(sum[0] + sum[1]));
-            memcpy(sums->data[m] + 4 * n, &old, sizeof old);
-        }
+    /* Columns innermost, so that compilers make vectors of them: the tests run through a great many of these. */
+    float y[MODEL_ROWS][2][MODEL_ROWS] = {{{0}}};
+    for (int k = 0; k < right->rows; k++)
+        for (int i = 0; i < right->bytes / 2; i++) y[k][i % 2][i / 2] = model_number(right, k, i);
+    for (int m = 0; m < sums->rows; m++) {
+        float sum[2][MODEL_ROWS] = {{0}}, old[MODEL_ROWS];
+        for (int k = 0; k < right->rows; k++)
+            for (int odd = 0; odd < 2; odd++) {
+                float x = model_number(left, m, 2 * k + odd);
+                for (int n = 0; n < MODEL_ROWS; n++) sum[odd][n] = model_flushed(fmaf(x, y[k][odd][n], sum[odd][n]));
+            }
+        memcpy(old, sums->data[m], sizeof old);
+        for (int n = 0; n < MODEL_ROWS; n++)
+            old[n] = model_flushed(model_flushed(old[n]) + model_flushed(sum[0][n] + sum[1][n]));
+        memcpy(sums->data[m], old, (size_t)sums->bytes);
+    }
 }
 
 static void model_release(void) { memset(model_tiles, 0, sizeof model_tiles); }
