@@ -53,7 +53,7 @@ extern const size_t layout_option_count;
 /* Spellings of fa_kernel and fa_isa, for options. */
 const char *kernel_choice(int index);
 const char *isa_choice(int index);
-/* Whether it differs from the ones before it for inputs of that type: those with bfloat16 operands do not for others. */
+/* Whether it differs from the ones before it for inputs of that type: FA_ISA_AVX512_BF16 does not for others than bfloat16. */
 bool isa_serves(fa_isa isa, fa_element type);
 
 /* ---- Calls ---- */

@@ -11,7 +11,7 @@ const char *kernel_choice(int index) { return index <= FA_KERNEL_V4 ? fa_kernel_
 
 const char *isa_choice(int index) { return index <= FA_ISA_AMX ? fa_isa_name((fa_isa)index) : NULL; }
 
-bool isa_serves(fa_isa isa, fa_element type) { return isa <= FA_ISA_AVX512 || type == FA_ELEMENT_BFLOAT16; }
+bool isa_serves(fa_isa isa, fa_element type) { return isa != FA_ISA_AVX512_BF16 || type == FA_ELEMENT_BFLOAT16; }
 
 static const char *layout_choice(int index) {
     static const char *const names[] = {"bshd", "bhsd", NULL};

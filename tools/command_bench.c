@@ -298,7 +298,8 @@ int command_bench(int argc, char **argv) {
             "pair of a query and a key that it may see, and 2.5 times that with --backward. The FMA peak is measured "
             "in the same run with the same "
             "instruction set and threads: multiply-adds on registers alone, in turns with the kernel; a kernel that "
-            "never waited would reach it. \"of read\" is the share of the speed at which q, k and v can be read from "
+            "never waited would reach it, but with amx float32 a sixth and float16 a fifth, since they take so many "
+            "bfloat16 products for one. \"of read\" is the share of the speed at which q, k and v can be read from "
             "where "
             "they are, measured in the same turns: the ceiling of decoding. Without sizes, a default set runs.",
         .examples = "  flashattn bench\n"

@@ -372,7 +372,7 @@ fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan 
     const fa_problem *p = &g->problem;
     fa_status status = FA_OK;
     memset(plan, 0, sizeof *plan);
-    plan->isa = fa_cpu_isa_select(p->isa, &status);
+    plan->isa = fa_cpu_isa_select(p->isa, p->q.type, &status);
     if (status != FA_OK) return status;
     plan->kernels = kernels_of(plan->isa);
     plan->products = &plan->kernels->products;

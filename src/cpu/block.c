@@ -54,12 +54,11 @@ static void key_rows(const fa_problem *p, const fa_rows *tensor, const fa_sequen
 }
 
 static int64_t k_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
-    return FA_TILE_KEYS * fa_round_up(p->head_dim, kernels->depth) * fa_element_size(kernels->operand);
+    return FA_TILE_KEYS * fa_round_up(p->head_dim, kernels->depth) * kernels->b_bytes;
 }
 
 static int64_t kv_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) {
-    return k_bytes(p, kernels) +
-           FA_TILE_KEYS * fa_round_up(p->head_dim_v, kernels->panel) * fa_element_size(kernels->operand);
+    return k_bytes(p, kernels) + FA_TILE_KEYS * fa_round_up(p->head_dim_v, kernels->panel) * kernels->b_bytes;
 }
 
 int64_t fa_cpu_tile_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) { return kv_bytes(p, kernels) + 64; }

@@ -33,15 +33,19 @@ const char *fa_isa_name(fa_isa isa) {
     return "unknown";
 }
 
-static const fa_cpu_kernels *table(fa_isa isa) {
+/* NULL: it has no kernels for inputs of that type. Where it has any, it has some for bfloat16. */
+static const fa_cpu_kernels *table(fa_isa isa, fa_element type) {
     switch (isa) {
     case FA_ISA_AUTO: return NULL;
     case FA_ISA_PORTABLE: return fa_cpu_kernels_portable();
     case FA_ISA_NEON: return fa_cpu_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_kernels_avx2();
     case FA_ISA_AVX512: return fa_cpu_kernels_avx512();
-    case FA_ISA_AVX512_BF16: return fa_cpu_kernels_avx512_bf16();
-    case FA_ISA_AMX: return fa_cpu_kernels_amx();
+    case FA_ISA_AVX512_BF16: return type == FA_ELEMENT_BFLOAT16 ? fa_cpu_kernels_avx512_bf16() : NULL;
+    case FA_ISA_AMX:
+        return type == FA_ELEMENT_BFLOAT16  ? fa_cpu_kernels_amx()
+               : type == FA_ELEMENT_FLOAT16 ? fa_cpu_kernels_amx_float16()
+                                            : fa_cpu_kernels_amx_float32();
     }
     return NULL;
 }
@@ -146,7 +150,10 @@ static const char *lacking(fa_isa isa) {
     return NULL;
 }
 
-static bool worth_choosing(fa_isa isa) { return isa != FA_ISA_AVX512_BF16 || (cpu() & CPU_FAST_BF16); }
+static bool worth_choosing(fa_isa isa, fa_element type) {
+    if (isa == FA_ISA_AMX) return type == FA_ELEMENT_BFLOAT16; /* split into parts, others have not been measured yet */
+    return isa != FA_ISA_AVX512_BF16 || (cpu() & CPU_FAST_BF16);
+}
 
 #else
 
@@ -156,8 +163,8 @@ static const char *lacking(fa_isa isa) {
     return NULL;
 }
 
-static bool worth_choosing(fa_isa isa) {
-    (void)isa;
+static bool worth_choosing(fa_isa isa, fa_element type) {
+    (void)isa, (void)type;
     return true;
 }
 
@@ -170,7 +177,7 @@ static fa_status check(fa_isa isa, const char *argument) {
     if ((unsigned)isa > FA_ISA_AMX)
         return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (amx)", argument, (int)isa,
                        (int)FA_ISA_AMX);
-    if (table(isa) == NULL)
+    if (table(isa, FA_ELEMENT_BFLOAT16) == NULL)
         return fa_fail(FA_UNSUPPORTED, "%s = %s: not in this build, which is for %s", argument, fa_isa_name(isa),
                        ARCHITECTURE);
     const char *what = lacking(isa);
@@ -179,8 +186,8 @@ static fa_status check(fa_isa isa, const char *argument) {
     return FA_OK;
 }
 
-/* The instruction set that FA_ISA_AUTO means now. */
-static fa_status automatic(fa_isa *isa) {
+/* The instruction set that FA_ISA_AUTO means now for inputs of a type. */
+static fa_status automatic(fa_element type, fa_isa *isa) {
     const char *wish = getenv("FLASHATTN_ISA");
     if (wish != NULL && wish[0] != '\0') {
         for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AMX; ++*isa)
@@ -188,20 +195,26 @@ static fa_status automatic(fa_isa *isa) {
         return fa_fail(FA_INVALID_ARGUMENT,
                        "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512, avx512_bf16 or amx", wish);
     }
-    for (*isa = FA_ISA_AMX; table(*isa) == NULL || lacking(*isa) != NULL || !worth_choosing(*isa);) --*isa;
+    *isa = FA_ISA_AMX;
+    while (table(*isa, FA_ELEMENT_BFLOAT16) == NULL || lacking(*isa) != NULL || !worth_choosing(*isa, type)) --*isa;
     return FA_OK;
 }
 
-fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status) {
-    *status = isa == FA_ISA_AUTO ? automatic(&isa) : check(isa, "isa");
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_element type, fa_status *status) {
+    *status = isa == FA_ISA_AUTO ? automatic(type, &isa) : check(isa, "isa");
     return *status == FA_OK ? isa : FA_ISA_AUTO;
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status) {
-    isa = fa_cpu_isa_select(isa, status);
+    isa = fa_cpu_isa_select(isa, type, status);
     if (*status != FA_OK) return NULL;
-    while (table(isa) == NULL || (table(isa)->operand != FA_ELEMENT_FLOAT32 && table(isa)->operand != type)) --isa;
-    return table(isa);
+    while (table(isa, type) == NULL) --isa;
+    return table(isa, type);
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_float32(fa_isa isa) {
+    while (table(isa, FA_ELEMENT_FLOAT32) == NULL || table(isa, FA_ELEMENT_FLOAT32)->dot_rows == NULL) --isa;
+    return table(isa, FA_ELEMENT_FLOAT32);
 }
 
 fa_status fa_isa_supported(fa_isa isa) {

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 
 /* A query tile of 128 rows with its Q, O, S and a K/V tile takes 320 KiB at head_dim 128 in float32, 224 KiB with bfloat16
- * operands, which fits every L2 of the last years. */
+ * operands, which fits every L2 of the last years; 384 KiB in parts, where L2 has 2 MiB. */
 #define MAX_TILE_ROWS 128
 /* Fewer units than this leave cores idle on large machines: then keys are split, into parts of at least
  * MIN_SPLIT_KEYS, or, where a unit has few rows of many heads, MIN_SPLIT_KEYS_FEW, so that merging stays cheap. Only
@@ -154,7 +154,7 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     memset(plan, 0, sizeof *plan);
     plan->kernels = fa_cpu_kernels_select(p->isa, p->q.type, &status);
     if (plan->kernels == NULL) return status;
-    plan->float32 = fa_cpu_kernels_select(p->isa, FA_ELEMENT_FLOAT32, &status);
+    plan->float32 = fa_cpu_kernels_float32(plan->kernels->isa);
 
     int64_t units = 0; /* that have something to do */
     int64_t part_keys = MIN_SPLIT_KEYS_FEW;

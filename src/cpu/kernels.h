@@ -14,7 +14,8 @@
  *
  * The operands A and B of a multiply hold float32 numbers, step 1, or where a table says so bfloat16 numbers, step 2: the
  * layout that dot-product instructions read. Then inputs are bfloat16, A is Q without softmax_scale, which would have to
- * be rounded, or the weights rounded to bfloat16, and depths K are multiples of `depth`.
+ * be rounded, or the weights rounded to bfloat16. Or A holds float32 numbers and B sums of bfloat16 numbers, laid out as
+ * kernels_amx_split.c says. Depths K are multiples of `depth`.
  */
 #ifndef FA_CPU_KERNELS_H
 #define FA_CPU_KERNELS_H
@@ -39,9 +40,11 @@ typedef void fa_load_rows(float *dst, int64_t dst_stride, const void *const *row
 typedef struct fa_cpu_kernels {
     fa_isa isa;
     int panel; /* columns of a panel; divides FA_TILE_KEYS */
-    /* FA_ELEMENT_FLOAT32; or FA_ELEMENT_BFLOAT16: then pack_keys, pack_values and load_queries take bfloat16 rows only,
-     * any_nonfinite is NULL, and so are dot_rows and add_rows where those of float32 are as fast. */
+    /* FA_ELEMENT_FLOAT32 or FA_ELEMENT_BFLOAT16, of A. Tables for one type of inputs (bfloat16 operands, or B in parts) have
+     * pack_keys, pack_values and load_queries for rows of that type only, NULL for any_nonfinite, and also for dot_rows and
+     * add_rows where those of float32 are as fast. */
     fa_element operand;
+    int b_bytes; /* of an element of B */
     int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
     int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
 
@@ -60,9 +63,10 @@ typedef struct fa_cpu_kernels {
     bool (*pack_values)(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type);
 
     /* row_scale == NULL: C = A B, else C[r] = row_scale[r] * C[r] + (A B)[r]. A is row-major [rows][depth], a_stride in
-     * elements; B packed with a depth of b_depth >= depth; C float32, row-major; `columns` is a multiple of panel. For each element the products are
-     * added in the order of k, bfloat16 by pairs or by 32, into one float32 accumulator per element, whatever `rows`
-     * is: a row's bits do not depend on its neighbours. */
+     * elements; B packed with a depth of b_depth >= depth, and finite where row_scale is given; C float32, row-major;
+     * `columns` is a multiple of panel. For each element the products are added in the order of k, bfloat16 by pairs or by
+     * 32, in parts those of the first parts last, into one float32 accumulator per element, whatever `rows` is: a row's bits
+     * do not depend on its neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int64_t b_depth,
                      int64_t rows, int64_t columns, int64_t depth, const float *row_scale);
 
@@ -103,12 +107,12 @@ typedef struct fa_cpu_kernels {
 } fa_cpu_kernels;
 
 /* The table of a file that multiplies float32 operands, and whose functions are called like its members. */
-#define FA_CPU_FLOAT32_KERNELS(name)                                                                                   \
-    {                                                                                                                  \
-        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_FLOAT32, .depth = 1, .strip = 24, .load_rows = load_rows, \
-        .load_queries = load_queries, .pack_keys = pack_keys, .pack_values = pack_values, .multiply = multiply,        \
-        .softmax_step = softmax_step, .softcap = softcap, .store_row = store_row, .dot_rows = dot_rows,                \
-        .add_rows = add_rows, .any_nonfinite = any_nonfinite                                                           \
+#define FA_CPU_FLOAT32_KERNELS(name)                                                                              \
+    {                                                                                                             \
+        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_FLOAT32, .b_bytes = 4, .depth = 1, .strip = 24,      \
+        .load_rows = load_rows, .load_queries = load_queries, .pack_keys = pack_keys, .pack_values = pack_values, \
+        .multiply = multiply, .softmax_step = softmax_step, .softcap = softcap, .store_row = store_row,           \
+        .dot_rows = dot_rows, .add_rows = add_rows, .any_nonfinite = any_nonfinite                                \
     }
 
 /* NULL where the build has no such table (another architecture). Whether this machine can run it is
@@ -119,13 +123,17 @@ const fa_cpu_kernels *fa_cpu_kernels_avx2(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);
 const fa_cpu_kernels *fa_cpu_kernels_amx(void);
+const fa_cpu_kernels *fa_cpu_kernels_amx_float32(void);
+const fa_cpu_kernels *fa_cpu_kernels_amx_float16(void);
 
-/* The instruction set that an option means: FA_ISA_AUTO asks the environment, then the machine. On failure FA_ISA_AUTO,
- * with the status and the sentence set as for a public call. */
-fa_isa fa_cpu_isa_select(fa_isa isa, fa_status *status);
-/* The table for an instruction set and a type of inputs; FA_ISA_AUTO asks the environment, then the machine. An instruction
- * set without operands of that type of its own stands for the best one below it that works in float32. On failure NULL,
- * with the status and the sentence set as for a public call. */
+/* The instruction set that an option means for a type of inputs: FA_ISA_AUTO asks the environment, then the machine. On
+ * failure FA_ISA_AUTO, with the status and the sentence set as for a public call. */
+fa_isa fa_cpu_isa_select(fa_isa isa, fa_element type, fa_status *status);
+/* The same as a table. An instruction set without kernels for that type stands for the best one below it that has some. On
+ * failure NULL. */
 const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status);
+/* The best table up to an instruction set that the machine has which works in float32 on rows of any type: none of its
+ * functions is NULL but leave. */
+const fa_cpu_kernels *fa_cpu_kernels_float32(fa_isa isa);
 
 #endif

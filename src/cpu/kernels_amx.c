@@ -23,6 +23,7 @@ const fa_cpu_kernels *fa_cpu_kernels_amx(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_AMX,
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_BFLOAT16,
+                                         .b_bytes = 2,
                                          .depth = DEPTH,
                                          .strip = 32,
                                          .load_rows = load_rows,

@@ -20,6 +20,7 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_AVX512_BF16,
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_BFLOAT16,
+                                         .b_bytes = 2,
                                          .depth = DEPTH,
                                          .strip = 24,
                                          .load_rows = load_rows,

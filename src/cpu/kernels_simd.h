@@ -23,7 +23,6 @@
  *     v_max_magnitude(bits, x), v_any_nonfinite(bits)    is any x that was folded into bits infinite or NaN?
  *     v_transpose(rows)        LANES vectors in place
  *
- *
  * With OPERAND_BFLOAT16 (kernels.h, `operand`) besides
  *
  *     v_store_bfloat16(p, x, y)             x, then y, rounded to nearest even
@@ -237,7 +236,7 @@ static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t w
     pack_keys_of(b, rows, count, (width + DEPTH - 1) / DEPTH * DEPTH / 2, width, type);
 }
 
-#else
+#elif !defined(OPERAND_PARTS) /* kernels_amx_split.c has its own */
 
 static void load_queries(void *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
                          fa_element type, float factor) {

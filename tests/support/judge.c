@@ -27,7 +27,7 @@ bool rounds_weights(contender who, fa_element type) {
 }
 
 fa_isa runs_as(fa_isa isa, fa_element type) {
-    return isa > FA_ISA_AVX512 && type != FA_ELEMENT_BFLOAT16 ? FA_ISA_AVX512 : isa;
+    return isa == FA_ISA_AVX512_BF16 && type != FA_ELEMENT_BFLOAT16 ? FA_ISA_AVX512 : isa;
 }
 
 const char *contender_name(contender who) {

@@ -44,7 +44,7 @@ const contender *contenders(int *count);
  * held to the promise of float32. */
 bool rounds_weights(contender who, fa_element type);
 
-/* What fa_plan() says of an instruction set: those with operands of bfloat16 serve nothing else. */
+/* What fa_plan() says of an instruction set: FA_ISA_AVX512_BF16 serves nothing but bfloat16. */
 fa_isa runs_as(fa_isa isa, fa_element type);
 
 typedef struct yardstick yardstick;
