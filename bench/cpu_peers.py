@@ -21,6 +21,7 @@ float32 the same in NumPy. It prints the shapes where flashattn was slower, and 
 import argparse
 import ctypes
 import itertools
+import os
 
 from library import addresses, load, tensor
 from peers import (add_options, best_peer, check, clock_of, enter_venv, load_onednn, measure, onednn_contender, plot,
@@ -185,7 +186,9 @@ def compare(flashattn, arguments):
 
 def sweep(flashattn, arguments):
     from torch.nn.attention import SDPBackend
-    clock, slower, count = clock_of(arguments.threads), [], 0
+    clock, slower, count = clock_of(arguments.threads), 0, 0
+    names = ("flashattn", "math", "matmul", "NumPy")
+    table_head("b, h, hk, sq, sk, d", names)
     for case, dtype in itertools.product(SWEEP, arguments.dtypes.split(",")):
         qkv, causal = inputs(case, dtype), case[6]
         contenders = {"flashattn": ours(flashattn, arguments.threads, *qkv, causal),
@@ -197,14 +200,10 @@ def sweep(flashattn, arguments):
         if best_peer(best)[0] < best["flashattn"]:
             best = measure(contenders, 2 * arguments.rounds, clock)
         if best_peer(best)[0] < best["flashattn"]:
-            slower.append((label(case), dtype, best, flops(case)))
+            table_row(label(case), dtype, names, best, flops(case))
+            slower += 1
         count += 1
-    names = ("flashattn", "math", "matmul", "NumPy")
-    if slower:
-        table_head("b, h, hk, sq, sk, d", names)
-        for row_label, dtype, best, operations in slower:
-            table_row(row_label, dtype, names, best, operations)
-    print(f"flashattn was slower than plain attention in {len(slower)} of {count} cases, {arguments.threads} thread(s)")
+    print(f"\nflashattn was slower than plain attention in {slower} of {count} cases, {arguments.threads} thread(s)")
 
 
 def main():
@@ -215,6 +214,7 @@ def main():
     parser.add_argument("--with-ggml", action="store_true")
     arguments = parser.parse_args()
     enter_venv(arguments.venv, arguments.with_ggml)
+    os.environ["OPENBLAS_NUM_THREADS"] = str(arguments.threads)  # NumPy's, read when it is loaded
     import torch
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)

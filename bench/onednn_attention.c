@@ -26,8 +26,7 @@
 /* The matrices that a block of rows works on. */
 typedef enum matrix {
     K_TRANSPOSED, /* [d, keys] of the caller's K */
-    K,            /* [keys, d] of the caller's, as the next three */
-    V,
+    V,            /* [keys, d] of the caller's, as the next two */
     DK,
     DV,
     LSE, /* [1, rows] of the caller's, float32 */
@@ -41,9 +40,10 @@ typedef enum matrix {
     WEIGHTS,            /* [rows, keys] */
     WEIGHTS_TRANSPOSED, /* [keys, rows] */
     DSCORES_TRANSPOSED,
-    DSCORES, /* [rows, keys], the memory of DSCORES_TRANSPOSED */
-    DELTA,   /* [1, rows] float32: sums of dO * O */
-    K_ROWS,  /* [keys, d], rows next to each other */
+    DSCORES,           /* [rows, keys], the memory of DSCORES_TRANSPOSED */
+    DELTA,             /* [1, rows] float32: sums of dO * O */
+    K_ROWS,            /* [keys, d], rows next to each other */
+    K_ROWS_TRANSPOSED, /* [d, keys], the memory of K_ROWS */
     V_ROWS,
     DK_SUM, /* [keys, d] float32 */
     DV_SUM,
@@ -103,7 +103,9 @@ typedef struct onednn_attention {
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void ok(onednn_attention *a, dnnl_status_t status) {
-    if (status != dnnl_success) a->status = (int)status;
+    if (status == dnnl_success) return;
+#pragma omp atomic write
+    a->status = (int)status;
 }
 
 /* ---- the steps ---- */
@@ -125,8 +127,11 @@ static void describe(onednn_attention *a, block_kind *kind, matrix m, dnnl_data_
 static void describe_matrices(onednn_attention *a, block_kind *kind) {
     const int64_t d = a->head_dim, rows = kind->rows, keys = kind->keys;
     describe(a, kind, K_TRANSPOSED, a->type, d, keys, 1, a->k_row);
-    for (matrix m = K; m <= DV; m++) describe(a, kind, m, a->type, keys, d, a->k_row, 1);
+    for (matrix m = V; m <= DV; m++) describe(a, kind, m, a->type, keys, d, a->k_row, 1);
     for (matrix m = Q; m <= DQ; m++) describe(a, kind, m, a->type, rows, d, d, 1);
+    describe(a, kind, K_ROWS, a->type, keys, d, d, 1);
+    describe(a, kind, V_ROWS, a->type, keys, d, d, 1);
+    describe(a, kind, K_ROWS_TRANSPOSED, a->type, d, keys, 1, d);
     if (!a->backward) {
         describe(a, kind, SCORES, dnnl_f32, rows, keys, keys, 1);
         describe(a, kind, WEIGHTS, a->type, rows, keys, keys, 1);
@@ -139,8 +144,6 @@ static void describe_matrices(onednn_attention *a, block_kind *kind) {
     describe(a, kind, WEIGHTS_TRANSPOSED, a->type, keys, rows, rows, 1);
     describe(a, kind, DSCORES_TRANSPOSED, a->type, keys, rows, rows, 1);
     describe(a, kind, DSCORES, a->type, rows, keys, 1, rows);
-    describe(a, kind, K_ROWS, a->type, keys, d, d, 1);
-    describe(a, kind, V_ROWS, a->type, keys, d, d, 1);
     describe(a, kind, DK_SUM, dnnl_f32, keys, d, d, 1);
     describe(a, kind, DV_SUM, dnnl_f32, keys, d, d, 1);
 }
@@ -228,10 +231,10 @@ static void add_forward(onednn_attention *a, block_kind *kind) {
     ok(a, dnnl_post_ops_create(&scale));
     ok(a, dnnl_post_ops_append_eltwise(scale, dnnl_eltwise_linear, 1 / sqrtf((float)a->head_dim), 0));
     step_list *pack = a->pack ? &kind->pack : NULL;
-    add_product(a, kind, Q, K_TRANSPOSED, pack, K_TRANSPOSED_PACKED, SCORES, scale, NULL, 0);
+    add_product(a, kind, Q, pack ? K_ROWS_TRANSPOSED : K_TRANSPOSED, pack, K_TRANSPOSED_PACKED, SCORES, scale, NULL, 0);
     kind->scores_end = kind->work.count;
     add_softmax(a, kind);
-    add_product(a, kind, WEIGHTS, V, pack, V_PACKED, OUT, NULL, NULL, 0);
+    add_product(a, kind, WEIGHTS, pack ? V_ROWS : V, pack, V_PACKED, OUT, NULL, NULL, 0);
     dnnl_post_ops_destroy(scale);
 }
 
@@ -259,7 +262,7 @@ static void add_backward(onednn_attention *a, block_kind *kind) {
                 delta_weights, 2);
     add_product(a, kind, WEIGHTS_TRANSPOSED, DOUT, work, DOUT_PACKED, DV_SUM, sum, NULL, 0);
     add_product(a, kind, DSCORES_TRANSPOSED, Q, work, Q_PACKED, DK_SUM, sum, NULL, 0);
-    add_product(a, kind, DSCORES, K, &kind->pack, K_PACKED, DQ, NULL, NULL, 0);
+    add_product(a, kind, DSCORES, K_ROWS, &kind->pack, K_PACKED, DQ, NULL, NULL, 0);
     add_reorder(a, kind, &kind->finish, DK_SUM, DK);
     add_reorder(a, kind, &kind->finish, DV_SUM, DV);
     dnnl_post_ops_destroy(weight);
@@ -294,10 +297,12 @@ static void allocate(onednn_attention *a, worker *w) {
     }
     w->scratchpad = buffer_new(scratchpad);
     for (matrix m = Q; m < MATRICES; m++)
-        if (m != Q_TRANSPOSED && m != DOUT_TRANSPOSED && m != DSCORES) w->buffer[m] = buffer_new(bytes[m]);
+        if (m != Q_TRANSPOSED && m != DOUT_TRANSPOSED && m != DSCORES && m != K_ROWS_TRANSPOSED)
+            w->buffer[m] = buffer_new(bytes[m]);
     w->buffer[Q_TRANSPOSED] = w->buffer[Q];
     w->buffer[DOUT_TRANSPOSED] = w->buffer[DOUT];
     w->buffer[DSCORES] = w->buffer[DSCORES_TRANSPOSED];
+    w->buffer[K_ROWS_TRANSPOSED] = w->buffer[K_ROWS];
     for (block_kind *kind = w->kinds; kind < w->kinds + a->kinds; kind++) {
         for (matrix m = Q; m < MATRICES; m++)
             if (kind->memory[m] != NULL) ok(a, dnnl_memory_set_data_handle(kind->memory[m], w->buffer[m]));
@@ -323,7 +328,7 @@ static void kind_free(block_kind *kind) {
 void onednn_attention_free(onednn_attention *a) {
     for (worker *w = a->workers; w < a->workers + a->threads; w++) {
         for (int64_t i = 0; i < a->blocks; i++) kind_free(&w->kinds[i]);
-        w->buffer[Q_TRANSPOSED] = w->buffer[DOUT_TRANSPOSED] = w->buffer[DSCORES] = NULL;
+        w->buffer[Q_TRANSPOSED] = w->buffer[DOUT_TRANSPOSED] = w->buffer[DSCORES] = w->buffer[K_ROWS_TRANSPOSED] = NULL;
         for (matrix m = 0; m < MATRICES; m++) free(w->buffer[m]);
         free(w->scratchpad);
         free(w->kinds);
@@ -355,9 +360,9 @@ static void worker_init(onednn_attention *a, worker *w) {
 
 /*
  * q, out and their gradients have the strides q_batch, q_row (from query to query) and q_head, all in elements; k, v and
- * theirs the other three. head_dim is contiguous. type: 0 float32, 1 bfloat16, 2 float16. causal needs seqlen_q <=
- * seqlen_k and is bottom-right. pack: reorder K and V in forward, which pays off where many rows use them. NULL if oneDNN
- * has no such matmul on this processor; backward has no float16.
+ * theirs the other three. head_dim is contiguous. type: 0 float32, 1 bfloat16, 2 float16, which backward has not. causal
+ * needs seqlen_q <= seqlen_k and is bottom-right. pack: reorder K and V, which pays off where many rows use them;
+ * backward always does. NULL if oneDNN has no such matmul on this processor.
  */
 onednn_attention *onednn_attention_new(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q,
                                        int64_t seqlen_k, int64_t head_dim, int64_t q_batch, int64_t q_row,
@@ -379,7 +384,7 @@ onednn_attention *onednn_attention_new(int64_t batch, int64_t heads, int64_t hea
     a->k_head = k_head;
     a->causal = causal;
     a->backward = backward;
-    a->pack = pack;
+    a->pack = pack || backward;
     a->type = (dnnl_data_type_t[]){dnnl_f32, dnnl_bf16, dnnl_f16}[type];
     a->element_bytes = type == 0 ? 4 : 2;
     a->threads = threads;
@@ -441,8 +446,7 @@ static void set_delta(const onednn_attention *a, const worker *w, int64_t rows) 
 
 /* Of the caller; NULL where they are not part of the call. */
 typedef struct tensors {
-    char *q, *out, *dout, *dq;
-    char *keys[DV + 1];
+    char *q, *k, *v, *out, *dout, *dq, *dk, *dv;
     float *lse;
 } tensors;
 
@@ -475,23 +479,33 @@ static void run_block(onednn_attention *a, worker *w, block_kind *kind, const te
     scatter(a, w->buffer[a->backward ? DQ : OUT], (a->backward ? t->dq : t->out) + at, kind->rows, a->q_row);
 }
 
+static block_kind *kind_of(const onednn_attention *a, const worker *w, int64_t block) {
+    return &w->kinds[a->causal ? block : block + 1 == a->blocks ? a->kinds - 1 : 0];
+}
+
 /* Blocks first to end - 1 of all query heads of a key/value head. */
 static void run_blocks(onednn_attention *a, worker *w, const tensors *t, int64_t n, int64_t head_kv, int64_t first,
                        int64_t end) {
     const int64_t at = (n * a->k_batch + head_kv * a->k_head) * a->element_bytes;
+    if (a->pack) {
+        const int64_t keys = kind_of(a, w, end - 1)->keys;
+        gather(a, w->buffer[K_ROWS], t->k + at, keys, a->k_row);
+        gather(a, w->buffer[V_ROWS], t->v + at, keys, a->k_row);
+    }
     if (a->backward) {
-        gather(a, w->buffer[K_ROWS], t->keys[K] + at, a->seqlen_k, a->k_row);
-        gather(a, w->buffer[V_ROWS], t->keys[V] + at, a->seqlen_k, a->k_row);
         memset(w->buffer[DK_SUM], 0, (size_t)(a->seqlen_k * a->head_dim) * sizeof(float));
         memset(w->buffer[DV_SUM], 0, (size_t)(a->seqlen_k * a->head_dim) * sizeof(float));
     }
     block_kind *kind = NULL;
     for (int64_t i = first; i < end; i++) {
-        block_kind *next = &w->kinds[a->causal ? i : i + 1 == a->blocks ? a->kinds - 1 : 0];
-        if (kind != next) {
-            kind = next;
-            for (matrix m = 0; m <= DV; m++)
-                if (t->keys[m] != NULL) ok(a, dnnl_memory_set_data_handle(kind->memory[m], t->keys[m] + at));
+        if (kind != kind_of(a, w, i)) {
+            kind = kind_of(a, w, i);
+            ok(a, dnnl_memory_set_data_handle(kind->memory[K_TRANSPOSED], t->k + at));
+            ok(a, dnnl_memory_set_data_handle(kind->memory[V], t->v + at));
+            if (a->backward) {
+                ok(a, dnnl_memory_set_data_handle(kind->memory[DK], t->dk + at));
+                ok(a, dnnl_memory_set_data_handle(kind->memory[DV], t->dv + at));
+            }
             run_steps(a, w, &kind->pack, 0, kind->pack.count);
         }
         for (int64_t g = 0; g < a->group; g++) run_block(a, w, kind, t, n, head_kv * a->group + g, i * a->row_block);
@@ -502,7 +516,7 @@ static void run_blocks(onednn_attention *a, worker *w, const tensors *t, int64_t
 static int run(onednn_attention *a, const tensors *t) {
     const int64_t heads = a->batch * a->heads_kv;
     int64_t parts = a->causal ? a->blocks : min64(a->blocks, (a->threads + heads - 1) / heads);
-    if (a->backward) parts = 1;
+    if (a->backward || heads % a->threads == 0) parts = 1;
 #pragma omp parallel for num_threads(a->threads) schedule(dynamic, 1)
     for (int64_t i = 0; i < parts * heads; i++) {
         const int64_t part = parts - 1 - i / heads, head = i % heads; /* long blocks first */
@@ -513,15 +527,10 @@ static int run(onednn_attention *a, const tensors *t) {
 }
 
 int onednn_attention_forward(onednn_attention *a, void *q, void *k, void *v, void *out) {
-    return run(a, &(tensors){.q = q, .out = out, .keys = {[K_TRANSPOSED] = k, [K] = k, [V] = v}});
+    return run(a, &(tensors){.q = q, .k = k, .v = v, .out = out});
 }
 
 int onednn_attention_backward(onednn_attention *a, void *dout, void *q, void *k, void *v, void *out, float *lse,
                               void *dq, void *dk, void *dv) {
-    return run(a, &(tensors){.q = q,
-                             .out = out,
-                             .dout = dout,
-                             .dq = dq,
-                             .lse = lse,
-                             .keys = {[K_TRANSPOSED] = k, [K] = k, [V] = v, [DK] = dk, [DV] = dv}});
+    return run(a, &(tensors){q, k, v, out, dout, dq, dk, dv, lse});
 }

@@ -15,8 +15,9 @@ import time
 import venv
 
 HERE = pathlib.Path(__file__).resolve().parent
-# The results of two contenders may differ by so much, as a share of the largest number in them.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 1e-2}
+# The results of two contenders may differ by so much, as a share of the largest number in them. Plain attention in
+# bfloat16 rounds its scores.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 
 
 def add_options(parser):
@@ -138,11 +139,11 @@ def check(contenders, what, dtype):
 
 
 def measure(contenders, rounds, clock):
-    """The best seconds of each; they take turns."""
+    """The best seconds of each; they take turns, of a few milliseconds where calls are short."""
     best = {name: math.inf for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
-            for _ in range(1 if best[name] > 1e-3 else 20):
+            for _ in range(max(1, min(20, int(5e-3 / best[name])))):
                 best[name] = min(best[name], run(clock)[0])
     return best
 
@@ -195,6 +196,7 @@ def plot(path, title, rows, threads):
             if kind == dtype:
                 panel.hlines(labels.index(label), 1, best_peer(best)[0] / best["flashattn"], color="0.75", zorder=0)
         panel.set_title(dtype)
+        panel.set_xlabel("time / time of flashattn", fontsize=9)
         panel.set_xscale("log")
         panel.set_xlim(min(0.8, 0.9 * min(ratios)), 1.15 * max(ratios))
         ticks = [t for t in (0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200) if min(0.8, min(ratios)) <= t <= 1.15 * max(ratios)]
@@ -204,8 +206,7 @@ def plot(path, title, rows, threads):
         panel.set_axisbelow(True)
     panels[0][0].set_yticks(range(len(labels)), labels, fontsize=8)
     panels[0][0].invert_yaxis()
-    panels[0][0].set_title("batch, heads, heads_kv,\nseqlen_q, seqlen_k, head_dim", fontsize=8, loc="left", x=-0.65)
-    panels[0][len(dtypes) // 2].set_xlabel("time of a call, that of flashattn = 1", fontsize=9)
+    panels[0][0].set_ylabel("batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim", fontsize=8)
     figure.suptitle(f"{title}, {threads} thread{'s' if threads > 1 else ''}, {processor()}", fontsize=11)
     handles = {label: handle for panel in panels[0] for handle, label in zip(*panel.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=9)
