@@ -16,8 +16,8 @@ import venv
 
 HERE = pathlib.Path(__file__).resolve().parent
 # The results of two contenders may differ by so much, as a share of the largest number in them. Plain attention in
-# bfloat16 rounds its scores.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+# bfloat16 rounds its scores; ggml adds up values in float16 when it decodes.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
 
 
 def add_options(parser):
