@@ -86,7 +86,6 @@ void fa_cpu_pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const 
 typedef struct pass {
     const fa_cpu_block *block;
     const fa_cpu_kernels *kernels;
-    bool few;            /* rows: K and V are not packed */
     int64_t depth;       /* head_dim, padded */
     float factor;        /* of Q as it is loaded */
     bool multiply;       /* scores, by score_scale, before anything else happens to them */
@@ -103,7 +102,7 @@ static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     bool operand = b->kernels->operand == FA_ELEMENT_BFLOAT16;
     bool natural = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL ||
                    !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
-    pass t = {.block = b, .kernels = b->kernels, .few = b->per_head <= FA_FEW_ROWS};
+    pass t = {.block = b, .kernels = b->kernels};
     t.depth = fa_round_up(p->head_dim, b->kernels->depth);
     t.factor = operand ? copysignf(1.0f, p->softmax_scale) : p->softmax_scale;
     t.multiply = operand && natural;
@@ -209,7 +208,7 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
     }
 }
 
-/* ---- Few rows ---- */
+/* ---- In place ---- */
 
 /* Keys that all heads of a block go through before the next ones: their K, or V, of all heads fits L1, and with several
  * heads lies together in memory. */
@@ -222,18 +221,22 @@ typedef struct head_rows {
     int64_t skipped, count;
 } head_rows;
 
-/* Addresses of keys [begin, begin + count) of head number `head` of the block. */
-static void rows_of_head(const head_rows *h, int64_t head, int64_t begin, int64_t count, const void **to) {
+/* Addresses of keys [begin, begin + count) of head number `head` of the block; `to` has room for them. */
+static const void *const *rows_of_head(const head_rows *h, int64_t head, int64_t begin, int64_t count,
+                                       const void **to) {
+    if (head == 0) return h->rows + begin;
     for (int64_t j = 0; j < count; j++) {
         const char *first = h->rows[begin + j];
         to[j] = begin + j < h->skipped ? first : first + head * h->head_stride;
     }
+    return to;
 }
 
 /* Part `part` of `heads` of what lies in a chunk, in the order of memory: an equal number of rows for each part, which are
  * prefetched while head number `part` is computed. NULL where the chunk is not whole. */
 static const void *const *rows_ahead(const head_rows *h, int64_t heads, int64_t part, int64_t begin, const void **to) {
     if (h->rows == NULL || begin < h->skipped || begin + CHUNK_KEYS > h->count) return NULL;
+    if (heads == 1) return h->rows + begin;
     int64_t key = begin + part * CHUNK_KEYS / heads, head = part * CHUNK_KEYS % heads;
     for (int64_t i = 0; i < CHUNK_KEYS; i++) {
         to[i] = (const char *)h->rows[key] + head * h->head_stride;
@@ -246,8 +249,8 @@ static const void *const *rows_ahead(const head_rows *h, int64_t heads, int64_t 
 
 /* A tile with K and V where they lie, for the rows [first, end) of each head. Values are searched for NaN and infinity only
  * if a row does not see them all. `next`: the tile to prefetch from, or NULL. */
-static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile,
-                       const key_tile *next, int64_t first, int64_t end) {
+static void attend_in_place(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile,
+                            const key_tile *next, int64_t first, int64_t end) {
     const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
     int64_t heads = b->count / b->per_head, rows = end - first, columns = fa_round_up(tile->count, kernels->panel);
@@ -261,12 +264,12 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         key_rows(p, &p->k, &b->sequence, b->head_kv, next, w->next);
         after = (head_rows){w->next, p->k.head_stride, next->skipped, next->count};
     }
-    const void *now[CHUNK_KEYS], *ahead[CHUNK_KEYS];
+    const void *room[CHUNK_KEYS], *ahead[CHUNK_KEYS], *const *now;
     for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
         for (int64_t head = 0; head < heads; head++) {
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
-            rows_of_head(&k, head, j, count, now);
+            now = rows_of_head(&k, head, j, count, room);
             kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (char *)w->q + row * t->depth * element,
                               t->depth, rows, now, count, p->head_dim, p->k.type,
                               rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
@@ -277,7 +280,7 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         bool hidden = finish_scores(p, t, w, tile, row, row + rows, columns);
         for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
             int64_t count = fa_min(CHUNK_KEYS, tile->count - j);
-            rows_of_head(&v, head, j, count, now);
+            now = rows_of_head(&v, head, j, count, room);
             not_finite = b->float32->any_nonfinite(now, count, p->head_dim_v, p->v.type);
         }
     }
@@ -286,24 +289,22 @@ static void attend_few(const fa_problem *p, const pass *t, fa_cpu_workspace *w, 
         if (not_finite) note_seen(w, row, row + rows, tile->count);
         kernels->softmax_step(w->s + row * FA_TILE_KEYS, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift,
                               w->m + row, w->l + row, w->rescale + row);
-        if (not_finite) {
-            for (int64_t j = 0; j < tile->count; j += CHUNK_KEYS)
-                rows_of_head(&v, head, j, fa_min(CHUNK_KEYS, tile->count - j), w->next + j);
-            accumulate_visible(p, t, w, w->next, row, row + rows, tile->count);
-        }
+        if (not_finite)
+            accumulate_visible(p, t, w, rows_of_head(&v, head, 0, tile->count, w->next), row, row + rows, tile->count);
     }
-    float ones[FA_FEW_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
-    for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS)
+    for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS) {
         for (int64_t head = 0; head < heads; head++) {
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
-            rows_of_head(&v, head, j, count, now);
+            now = rows_of_head(&v, head, j, count, room);
             const char *weights = (char *)(w->s + row * FA_TILE_KEYS) + j * element;
             kernels->add_rows(w->o + row * w->o_stride, w->o_stride, weights, FA_TILE_KEYS * (4 / element), rows, now,
-                              count, p->head_dim_v, p->v.type, j == 0 ? w->rescale + row : ones,
+                              count, p->head_dim_v, p->v.type, w->rescale + row,
                               rows_ahead(last ? &after : &v, heads, head, last ? 0 : j + CHUNK_KEYS, ahead),
                               last ? p->head_dim : p->head_dim_v);
         }
+        for (int64_t r = 0; r < b->count && j == 0; r++) w->rescale[r] = 1.0f; /* done */
+    }
 }
 
 /* Whether row r of any head sees one of the keys [begin, end). */
@@ -334,9 +335,9 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
         while (first < last && !row_sees(t->block, w, first, begin, end)) first++;
         while (last > first && !row_sees(t->block, w, last - 1, begin, end)) last--;
         if (first == last) continue;
-        if (t->few) {
+        if (t->block->in_place) {
             key_tile next = cut_tile(n + 1, key_begin, key_end);
-            attend_few(p, t, w, &tile, n + 1 < tile_end ? &next : NULL, first, last);
+            attend_in_place(p, t, w, &tile, n + 1 < tile_end ? &next : NULL, first, last);
         } else {
             if (t->block->packed != NULL) tile = cut_tile(n, whole->key_begin, whole->key_end);
             attend_packed(p, t, w, &tile, first, last);

@@ -10,9 +10,11 @@
 #include "cpu/kernels.h"
 #include "problem.h"
 
-/* With no more rows than this, K and V are read where they lie. */
+/* With no more rows than this, or no more keys, K and V are read where they lie: packing them, or multiplying by panels that
+ * are mostly empty, would cost more. */
 #define FA_FEW_ROWS 8
-/* Then so many key/value heads make one block. */
+#define FA_FEW_KEYS 16
+/* With few rows, so many key/value heads make one block. */
 #define FA_FEW_HEADS 16
 
 /* What one thread needs for one unit. */
@@ -47,7 +49,8 @@ typedef struct fa_cpu_block {
     int64_t begin;
     int64_t per_head;
     int64_t count;                 /* all rows: per_head times the number of heads */
-    const fa_cpu_kernels *kernels; /* with FA_FEW_ROWS rows or fewer one that has dot_rows */
+    bool in_place;                 /* K and V are read where they lie */
+    const fa_cpu_kernels *kernels; /* in place: one that has dot_rows */
     const fa_cpu_kernels *float32; /* a table that works in float32 */
     const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
 } fa_cpu_block;

@@ -86,11 +86,15 @@ static int64_t sequence_blocks(const fa_problem *p, int64_t n) {
     return fa_divide_up(fa_problem_sequence(p, n).q_rows * p->group, MAX_TILE_ROWS);
 }
 
+static bool in_place(const fa_problem *p, const fa_sequence *s) {
+    return s->q_rows * p->group <= FA_FEW_ROWS || s->visibility.key_end <= FA_FEW_KEYS;
+}
+
 /* Bytes of a sequence's K and V of one head, packed ahead; 0 if that does not pay or takes too much. */
 static int64_t sequence_packed(const fa_problem *p, const fa_cpu_kernels *kernels, int64_t n) {
     fa_sequence s = fa_problem_sequence(p, n);
     int64_t bytes = fa_cpu_sequence_tiles(&s) * fa_cpu_tile_bytes(p, kernels);
-    return s.visibility.seqlen_q * p->group > MAX_TILE_ROWS && bytes <= PACKED_BYTES ? bytes : 0;
+    return s.visibility.seqlen_q * p->group > MAX_TILE_ROWS && bytes <= PACKED_BYTES && !in_place(p, &s) ? bytes : 0;
 }
 
 /*
@@ -202,7 +206,8 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
     b.begin = rows * reversed / blocks;
     b.count = b.per_head = rows * (reversed + 1) / blocks - b.begin;
     b.float32 = plan->float32;
-    b.kernels = rows <= FA_FEW_ROWS && plan->kernels->dot_rows == NULL ? plan->float32 : plan->kernels;
+    b.in_place = in_place(p, &b.sequence);
+    b.kernels = b.in_place && plan->kernels->dot_rows == NULL ? plan->float32 : plan->kernels;
     if (rows <= FA_FEW_ROWS) /* several heads make one block, and the others have none */
         b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
