@@ -14,7 +14,8 @@ gpu_kernels(test_kernels
     DIRECTORY ${gpu_tests}/kernels)
 
 test_program(test_machine ${gpu_tests}/test_machine.c LIBRARIES test_kernels test_support LABELS threads)
-test_program(test_gpu_forward ${gpu_tests}/test_gpu_forward.c ${gpu_tests}/gpu_cases.c LIBRARIES test_support)
+test_program(test_gpu_forward ${gpu_tests}/test_gpu_forward.c ${gpu_tests}/gpu_backward_cases.c ${gpu_tests}/gpu_cases.c
+    ${gpu_tests}/gpu_named_cases.c LIBRARIES test_support)
 test_program(test_gpu_backward ${gpu_tests}/test_gpu_backward.c ${gpu_tests}/gpu_backward_cases.c ${gpu_tests}/gpu_cases.c
     ${gpu_tests}/gpu_named_cases.c LIBRARIES test_support)
 

@@ -46,6 +46,8 @@ extern _Thread_local bool gpu_calls_on_cuda;
  * inputs' dtype: a GPU kernel rounds the weights to it before it multiplies them with V.
  */
 void gpu_judge_case(const attention_case *c, fa_kernel kernel);
+/* The same for a call whose tensors the test has edited; nothing is poisoned here. */
+void gpu_judge_call(attention_call *a, fa_kernel kernel);
 
 /* Runs the case `runs` times and fails the test unless all answers are the same bits. */
 void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel, int runs);

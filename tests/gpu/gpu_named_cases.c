@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients in named cases: see gpu_named_cases.h. */
+/* Named cases: see gpu_named_cases.h. */
 #include "gpu_named_cases.h"
 
 #include "support/testing.h"
@@ -9,7 +9,39 @@
 
 static const fa_element types[] = {FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16};
 
-/* ---- public reports of what went wrong in such libraries, by their letter and number ---- */
+/* ---- forward ---- */
+
+/* The bias of a row, for all its keys or for every second one. */
+static void fill_bias_row(attention_call *a, int64_t row, double bias, bool all) {
+    for (int64_t key = 0; key < a->c.seqlen_k; key += all ? 1 : 2)
+        tensor_put(a->bias, call_score_number(a->bias, 0, 0, row, key), bias);
+}
+
+/* Only -inf masks: rows of a finite bias, however low or high, have an ordinary softmax, which is uniform where it swallows the
+ * scores. Of what bfloat16 can hold, for the standard kernel rounds scores to the inputs' type. */
+void A9_B1_bias_near_the_largest_number_is_a_value(void **test) {
+    (void)test;
+    static const double largest[] = {0x1.fep127, 65504, 0x1.fep127}; /* by fa_element */
+    static const double shares[] = {-1, -0.7, -0x1p-60, 0x1p-60, 0.7, 1};
+    for (uint64_t i = 0; i < 6; i++) {
+        attention_case c = gpu_named_case("A9 B1", i);
+        c.type = FA_ELEMENT_BFLOAT16;
+        c.bias = (score_shape){true, false, false, true, true};
+        c.bias_type = (fa_element)(i % 3);
+        c.head_dim = c.head_dim_v = i < 3 ? 64 : 128;
+        attention_call *a = call_new(&c);
+        for (int64_t row = 0; row < c.seqlen_q; row++)
+            if (row % 7 < 6) fill_bias_row(a, row, shares[row % 7] * largest[c.bias_type], row % 2 == 0);
+        for (int k = 0; k < GPU_KERNELS; k++) {
+            if (!gpu_runs(gpu_kernels[k])) continue;
+            gpu_choose_machine(c.name, c.index, gpu_kernels[k]);
+            gpu_judge_call(a, gpu_kernels[k]);
+        }
+        call_free(a);
+    }
+}
+
+/* ---- gradients ---- */
 
 attention_case gpu_named_case(const char *name, uint64_t index) {
     attention_case c = gpu_plain_case(name, types[index % 2], 64);

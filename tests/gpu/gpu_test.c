@@ -294,7 +294,8 @@ int main(void) {
                                        cmocka_unit_test(random_gradients_keep_the_error_budget),
                                        cmocka_unit_test(deterministic_gradients_are_the_same_bits_each_time),
                                        cmocka_unit_test(gradients_of_longer_sequences),
-                                       GPU_NAMED_CASES,
+                                       GPU_NAMED_FORWARD_CASES,
+                                       GPU_NAMED_BACKWARD_CASES,
                                        cmocka_unit_test(large_calls)};
     if (!device_open()) return 77;
     gpu_choose_gpu_0();

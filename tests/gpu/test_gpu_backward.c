@@ -219,7 +219,7 @@ static void what_cannot_be_done_is_refused(void **test) {
 }
 
 RUN_TESTS(cmocka_unit_test(plans_tell_what_would_run), cmocka_unit_test(what_cannot_be_done_is_refused),
-          cmocka_unit_test(every_width_and_dtype), GPU_NAMED_CASES,
+          cmocka_unit_test(every_width_and_dtype), GPU_NAMED_BACKWARD_CASES,
           cmocka_unit_test(G5_G7_deterministic_means_the_same_bits),
           cmocka_unit_test(gradients_that_are_not_wanted_are_left_out),
           cmocka_unit_test(random_cases_keep_the_error_budget))
