@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Forward on one NVIDIA GPU against PyTorch's FlashAttention-2 and cuDNN, in the same run.
+"""Forward on one NVIDIA GPU against PyTorch's FlashAttention-2 and cuDNN, in the same run; or against itself, built with
+and without a technique.
 
     python3 bench/gpu_forward.py LIBRARY [--kernel v1,v2,v3] [--head-dim 64,128,256] [--seqlen 512,..,16384] [--causal 0,1]
+    python3 bench/gpu_forward.py --ablation NAME=LIBRARY NAME=LIBRARY ... [--kernel v3] [...]
 
-LIBRARY is libflashattn.so. 16384 tokens and hidden size 2048 at every point, bfloat16, random normal data. Each
+LIBRARY is libflashattn.so; bench/build_ablation.sh builds those of an ablation, and prints the command. The first of them
+is what the others are compared with: their outputs as well, before they are measured. 16384 tokens and hidden size 2048 at every point, bfloat16, random normal data. Each
 contender is captured in a CUDA graph of several calls, so that no launch overhead of the host is measured; graphs are
 replayed in turns (A B C A B C ...), and the median of the replays counts. FLOPs: 4 b h s^2 d, half of it if causal.
 """
 import argparse
 import ctypes
+import math
 import statistics
 
 import torch
@@ -73,38 +77,110 @@ def numbers(text):
     return [int(x) for x in text.split(",")]
 
 
+class Point:
+    """A shape: its tensors, and what a call of it costs."""
+
+    def __init__(self, head_dim, causal, seqlen):
+        batch, heads = TOKENS // seqlen, HIDDEN // head_dim
+        self.head_dim, self.causal, self.seqlen = head_dim, causal, seqlen
+        self.q, self.k, self.v = (torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+                                  for _ in range(3))
+        self.out = torch.empty_like(self.q)
+        self.lse = torch.empty(batch, heads, seqlen, device="cuda")
+        self.flops = 4.0 * batch * heads * seqlen * seqlen * head_dim / (2 if causal else 1)
+
+    def ours(self, flashattn, kernel):
+        return ours(flashattn, kernel, self.q, self.k, self.v, self.out, self.lse, self.causal)
+
+    def rates(self, contenders, rounds):
+        """TFLOP/s of each, measured in turns."""
+        calls = max(1, min(10, int(3e12 / self.flops)))
+        ms = milliseconds([capture(c, calls) for c in contenders], calls, rounds)
+        return [self.flops / t * 1e-9 for t in ms]
+
+    def __str__(self):
+        return f"{self.head_dim:8} {'yes' if self.causal else 'no':>6} {self.seqlen:6}"
+
+
+def points(arguments):
+    torch.manual_seed(0)
+    for head_dim in arguments.head_dim:
+        for causal in arguments.causal:
+            for seqlen in arguments.seqlen:
+                yield Point(head_dim, causal, seqlen)
+
+
+def against_peers(arguments):
+    flashattn = load(arguments.library)
+    kernels = (arguments.kernel or "v1,v2,v3").split(",")
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, "
+          "ratio to FlashAttention-2")
+    print("head_dim causal seqlen    FA2  cuDNN" + "".join(f"{name:>7}   ratio" for name in kernels))
+    for p in points(arguments):
+        rates = p.rates([peer(SDPBackend.FLASH_ATTENTION, p.q, p.k, p.v, p.causal),
+                         peer(SDPBackend.CUDNN_ATTENTION, p.q, p.k, p.v, p.causal)] +
+                        [p.ours(flashattn, name) for name in kernels], arguments.rounds)
+        print(f"{p} {rates[0]:6.0f} {rates[1]:6.0f}" + "".join(f"{r:7.0f} {r / rates[0]:7.2f}" for r in rates[2:]),
+              flush=True)
+
+
+def check_outputs(p, names, calls):
+    """Leaving out a technique changes the time alone: at most the last bits may differ."""
+    for name, call in zip(names, calls):
+        p.out.fill_(float("nan"))
+        call()
+        if name == names[0]:
+            expected = p.out.float()
+        difference = ((p.out.float() - expected).norm() / expected.norm()).item()
+        if not difference < 1e-3:  # NaN fails as well
+            raise SystemExit(f"{name}, head_dim {p.head_dim}, causal {p.causal}, seqlen {p.seqlen}: the output differs from "
+                             f"that of {names[0]} by {difference:.3g} of its norm")
+
+
+def ablation(arguments):
+    names, libraries = zip(*((name, load(path)) for name, path in arguments.ablation))
+    kernel = arguments.kernel or "v3"
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; {kernel}, TFLOP/s, ratio to {names[0]}")
+    widths = [max(6, len(name)) for name in names]
+    print("head_dim causal seqlen " + " ".join(f"{name:>{width}}" + ("" if i == 0 else "  ratio")
+                                               for i, (name, width) in enumerate(zip(names, widths))))
+    logarithms = [0.0] * len(names)
+    count = 0
+    for p in points(arguments):
+        calls = [p.ours(flashattn, kernel) for flashattn in libraries]
+        check_outputs(p, names, calls)
+        rates = p.rates(calls, arguments.rounds)
+        print(f"{p} " + " ".join(f"{r:{width}.0f}" + ("" if i == 0 else f" {r / rates[0]:6.3f}")
+                                 for i, (r, width) in enumerate(zip(rates, widths))), flush=True)
+        logarithms = [sum_ + math.log(r / rates[0]) for sum_, r in zip(logarithms, rates)]
+        count += 1
+    for name, sum_ in zip(names[1:], logarithms[1:]):
+        print(f"{name}: geometric mean {math.exp(sum_ / count):.3f} of {names[0]}")
+
+
+def named_library(text):
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=LIBRARY")
+    return name, path
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
-    parser.add_argument("--kernel", default="v1,v2,v3")
+    parser.add_argument("library", nargs="?")
+    parser.add_argument("--ablation", type=named_library, nargs="+", metavar="NAME=LIBRARY")
+    parser.add_argument("--kernel", help="default v1,v2,v3; with --ablation one alone, v3")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256])
     parser.add_argument("--seqlen", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--causal", type=numbers, default=[0, 1])
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
-    flashattn = load(arguments.library)
-    kernels = arguments.kernel.split(",")
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, "
-          "ratio to FlashAttention-2")
-    print("head_dim causal seqlen    FA2  cuDNN" + "".join(f"{name:>7}   ratio" for name in kernels))
-    torch.manual_seed(0)
-    for head_dim in arguments.head_dim:
-        for causal in arguments.causal:
-            for seqlen in arguments.seqlen:
-                batch, heads = TOKENS // seqlen, HIDDEN // head_dim
-                q, k, v = (torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=torch.bfloat16)
-                           for _ in range(3))
-                out = torch.empty_like(q)
-                lse = torch.empty(batch, heads, seqlen, device="cuda")
-                flops = 4.0 * batch * heads * seqlen * seqlen * head_dim / (2 if causal else 1)
-                calls = max(1, min(10, int(3e12 / flops)))
-                contenders = [peer(SDPBackend.FLASH_ATTENTION, q, k, v, causal),
-                              peer(SDPBackend.CUDNN_ATTENTION, q, k, v, causal)]
-                contenders += [ours(flashattn, name, q, k, v, out, lse, causal) for name in kernels]
-                ms = milliseconds([capture(c, calls) for c in contenders], calls, arguments.rounds)
-                rates = [flops / t * 1e-9 for t in ms]
-                print(f"{head_dim:8} {'yes' if causal else 'no':>6} {seqlen:6} {rates[0]:6.0f} {rates[1]:6.0f}" +
-                      "".join(f"{r:7.0f} {r / rates[0]:7.2f}" for r in rates[2:]), flush=True)
+    if (arguments.library is None) == (arguments.ablation is None):
+        parser.error("give either LIBRARY or --ablation")
+    if arguments.ablation:
+        ablation(arguments)
+    else:
+        against_peers(arguments)
 
 
 if __name__ == "__main__":

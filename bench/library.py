@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """libflashattn for the scripts beside this file: the structs of python/flashattn, filled from PyTorch tensors."""
 import ctypes
-import importlib
+import importlib.util
 import os
 import pathlib
-import sys
+
+BINDING = pathlib.Path(__file__).resolve().parent.parent / "python" / "flashattn" / "_library.py"
 
 
 def load(path):
-    """The module flashattn._library, with the library at `path`: library, Options, KERNELS, check()."""
+    """The module flashattn._library, with the library at `path`: library, Options, KERNELS, check(). Each call makes a
+    module of its own, so that several libraries can be compared."""
     os.environ["FLASHATTN_LIBRARY"] = os.path.abspath(path)
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
-    return importlib.import_module("flashattn._library")
+    spec = importlib.util.spec_from_file_location("flashattn._library", BINDING)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tensor(flashattn, t):

@@ -33,7 +33,8 @@ target_sources(flashattn_objects PRIVATE
     src/gpu/variants.c)
 gpu_kernels(flashattn_objects
     TABLE ${PROJECT_SOURCE_DIR}/src/kernels/variants.def
-    EMBED ${PROJECT_SOURCE_DIR}/src/gpu/variants.c)
+    EMBED ${PROJECT_SOURCE_DIR}/src/gpu/variants.c
+    ROWS "${FLASHATTN_KERNELS}")
 
 # What programs have to link beside the library, where the C library does not hold it.
 set(FLASHATTN_SYSTEM_LIBRARIES ${CMAKE_DL_LIBS})

@@ -7,6 +7,8 @@ set_property(CACHE FLASHATTN_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(FLASHATTN_KERNEL_FLAGS "" CACHE STRING
     "More options for the GPU kernels, such as -DPING_PONG=0, to measure what a technique is worth.")
+set(FLASHATTN_KERNELS "" CACHE STRING
+    "A regular expression for the rows of src/kernels/variants.def that are built, such as v3_forward; empty: all.")
 
 if(FLASHATTN_CUDA)
     find_program(FLASHATTN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin
@@ -27,13 +29,14 @@ set(gpu_target_sm80
     -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80)
 set(gpu_target_sm90a -gencode=arch=compute_90a,code=sm_90a)
 
-# gpu_kernels(TARGET TABLE FILE EMBED SOURCE [DIRECTORY DIRECTORY])
+# gpu_kernels(TARGET TABLE FILE EMBED SOURCE [DIRECTORY DIRECTORY] [ROWS REGEX])
 #
 # Each row becomes a small file that sets its macros and includes the kernel's source from DIRECTORY (src/kernels if not
 # given). TARGET compiles it for the emulator. With nvcc it also becomes a fatbin, which SOURCE, a file of TARGET that
-# makes the table of variants, embeds: its macro FA_IMAGES is the directory of the fatbins.
+# makes the table of variants, embeds: its macro FA_IMAGES is the directory of the fatbins. ROWS, if not empty, chooses
+# among the rows: SOURCE then has the macro FA_KERNEL_TABLE, a file that holds these alone.
 function(gpu_kernels target)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TABLE;EMBED;DIRECTORY" "")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TABLE;EMBED;DIRECTORY;ROWS" "")
     if(NOT arg_DIRECTORY)
         set(arg_DIRECTORY ${PROJECT_SOURCE_DIR}/src/kernels)
     endif()
@@ -46,6 +49,12 @@ function(gpu_kernels target)
     set(images "")
 
     file(STRINGS ${arg_TABLE} rows REGEX "^FA_KERNEL\\(")
+    if(arg_ROWS)
+        list(FILTER rows INCLUDE REGEX "${arg_ROWS}")
+        list(JOIN rows "\n" table)
+        file(CONFIGURE OUTPUT ${build}/rows.def CONTENT "@table@\n" @ONLY)
+        set_property(SOURCE ${arg_EMBED} APPEND PROPERTY COMPILE_DEFINITIONS "FA_KERNEL_TABLE=\"${build}/rows.def\"")
+    endif()
     foreach(row IN LISTS rows)
         string(REGEX REPLACE "^FA_KERNEL\\(([^)]*)\\).*" "\\1" columns "${row}")
         string(REPLACE ", " ";" columns "${columns}")
@@ -89,7 +98,7 @@ function(gpu_kernels target)
     endforeach()
 
     if(FLASHATTN_HAS_CUDA)
-        set_source_files_properties(${arg_EMBED} PROPERTIES
-            COMPILE_DEFINITIONS "FA_IMAGES=\"${build}\"" OBJECT_DEPENDS "${images}")
+        set_property(SOURCE ${arg_EMBED} APPEND PROPERTY COMPILE_DEFINITIONS "FA_IMAGES=\"${build}\"")
+        set_property(SOURCE ${arg_EMBED} APPEND PROPERTY OBJECT_DEPENDS "${images}")
     endif()
 endfunction()

@@ -14,9 +14,10 @@ gpu_kernels(test_kernels
     DIRECTORY ${gpu_tests}/kernels)
 
 test_program(test_machine ${gpu_tests}/test_machine.c LIBRARIES test_kernels test_support LABELS threads)
-test_program(test_gpu_forward ${gpu_tests}/test_gpu_forward.c ${gpu_tests}/gpu_cases.c LIBRARIES test_support)
+test_program(test_gpu_forward ${gpu_tests}/test_gpu_forward.c ${gpu_tests}/gpu_backward_cases.c ${gpu_tests}/gpu_cases.c
+    ${gpu_tests}/gpu_named_cases.c LIBRARIES test_support)
 test_program(test_gpu_backward ${gpu_tests}/test_gpu_backward.c ${gpu_tests}/gpu_backward_cases.c ${gpu_tests}/gpu_cases.c
-    LIBRARIES test_support)
+    ${gpu_tests}/gpu_named_cases.c LIBRARIES test_support)
 
 # The whole vocabulary of instructions, in the emulator and in PTX: compiled, never run.
 set(every_instruction ${PROJECT_SOURCE_DIR}/tests/emulator/every_instruction.c)
@@ -62,7 +63,7 @@ endif()
 # For machines with a GPU and nothing else: with libcmocka beside it, the program runs where it is copied to.
 add_executable(gpu_test
     ${gpu_tests}/cuda_calls.c ${gpu_tests}/device.c ${gpu_tests}/gpu_backward_cases.c ${gpu_tests}/gpu_cases.c
-    ${gpu_tests}/gpu_test.c ${gpu_tests}/large_case.c)
+    ${gpu_tests}/gpu_named_cases.c ${gpu_tests}/gpu_test.c ${gpu_tests}/large_case.c)
 target_link_options(gpu_test PRIVATE -Wl,--wrap=fa_forward,--wrap=fa_backward)
 target_link_libraries(gpu_test PRIVATE
     test_kernels test_support flashattn_static flashattn_flags ${CMOCKA_LIBRARY} m)

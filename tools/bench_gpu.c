@@ -26,6 +26,7 @@ typedef struct gpu_case {
 } gpu_case;
 
 typedef struct gpu_bench {
+    bool backward;
     fa_kernel kernels[KERNELS_MAX];
     size_t kernel_count;
     gpu_case *cases;
@@ -35,20 +36,6 @@ typedef struct gpu_bench {
 } gpu_bench;
 
 /* ---- What is measured ---- */
-
-static int choose_kernels(gpu_bench *b, uint32_t asked) {
-    for (int i = 1; kernel_choice(i) != NULL; i++) {
-        bool wanted = asked != 0 && asked != OPTION_CHOICES_ALL && (asked >> i & 1) != 0;
-        bool gpu = i == FA_KERNEL_STANDARD || i >= FA_KERNEL_V1;
-        if (wanted && !gpu) return fail_usage("--kernel %s: runs on the CPU, and --device is cuda", kernel_choice(i));
-        if (!gpu || (asked != 0 && asked != OPTION_CHOICES_ALL && !wanted)) continue;
-        if (fa_kernel_supported((fa_kernel)i) == FA_OK)
-            b->kernels[b->kernel_count++] = (fa_kernel)i;
-        else if (wanted)
-            return fail_library();
-    }
-    return EXIT_CODE_OK;
-}
 
 static bool add_case(gpu_bench *b, gpu_case c) {
     gpu_case *cases = realloc(b->cases, (b->count + 1) * sizeof *cases);
@@ -89,31 +76,116 @@ static int make_cases(gpu_bench *b, const bench_gpu_settings *s) {
     return b->count > 0 ? EXIT_CODE_OK : fail_usage("--dtype: GPU kernels take float16 and bfloat16");
 }
 
-/* ---- Measuring ---- */
+/* The tensors of a case, lying on the GPU; forward has out alone besides q, k and v. */
+typedef struct gpu_call {
+    bool backward;
+    attention a;
+    tensor out, dout, dq, dk, dv, lse;
+} gpu_call;
 
-/* Describes the tensors of a case, lying on the GPU. */
-static int describe_tensors(const gpu_case *c, const score_settings *scores, attention *a, tensor *out) {
-    static const tensor_settings no_tensors = {.bias = NULL};
-    int64_t q[4] = {c->batch, c->seqlen, c->heads, c->head_dim}, k[4] = {c->batch, c->seqlen, c->heads_kv, c->head_dim};
-    const fa_device cuda = {FA_DEVICE_CUDA, 0};
-    fa_tensor t = {.device = cuda, .ndim = 4, .dtype = dtype_of_element(c->dtype), .shape = q};
-    tensor_view(&a->q, &t);
-    tensor_view(out, &t);
-    t.shape = k;
-    tensor_view(&a->k, &t);
-    tensor_view(&a->v, &t);
-    return attention_set_options(a, scores, &no_tensors, NULL);
+enum { TENSORS_FORWARD = 4, TENSORS = 9 };
+
+static void list_tensors(gpu_call *call, tensor *all[TENSORS]) {
+    tensor *const list[TENSORS] = {&call->a.q, &call->a.k, &call->a.v, &call->out, &call->dout,
+                                   &call->dq,  &call->dk,  &call->dv,  &call->lse};
+    memcpy(all, list, sizeof list);
 }
 
-static int fill_tensors(attention *a, tensor *out, const tensor *block) {
-    tensor *const all[] = {&a->q, &a->k, &a->v, out};
+/* Shapes and types, without memory. */
+static int describe_call(const gpu_bench *b, const gpu_case *c, const score_settings *scores, gpu_call *call) {
+    static const tensor_settings no_tensors = {.bias = NULL};
+    int64_t q[4] = {c->batch, c->seqlen, c->heads, c->head_dim}, k[4] = {c->batch, c->seqlen, c->heads_kv, c->head_dim};
+    int64_t lse[3] = {c->batch, c->heads, c->seqlen};
+    const fa_device cuda = {FA_DEVICE_CUDA, 0};
+    const fa_tensor like_q = {.device = cuda, .ndim = 4, .dtype = dtype_of_element(c->dtype), .shape = q},
+                    like_k = {.device = cuda, .ndim = 4, .dtype = dtype_of_element(c->dtype), .shape = k},
+                    like_lse = {.device = cuda, .ndim = 3, .dtype = FA_FLOAT32, .shape = lse};
+    tensor *const of_q[] = {&call->a.q, &call->out, &call->dout, &call->dq}, *const of_k[] = {&call->a.k, &call->a.v,
+                                                                                              &call->dk, &call->dv};
+    *call = (gpu_call){.backward = b->backward, .a = {.file_ndim = 4}};
     for (size_t i = 0; i < 4; i++) {
-        size_t bytes = (size_t)tensor_elements(&all[i]->t) * 2;
-        int code = gpu_allocate(&all[i]->t.data, bytes);
-        if (code == EXIT_CODE_OK) code = gpu_fill(all[i]->t.data, bytes, block->t.data, BLOCK_ELEMENTS * 2);
+        tensor_view(of_q[i], &like_q);
+        tensor_view(of_k[i], &like_k);
+    }
+    tensor_view(&call->lse, &like_lse);
+    return attention_set_options(&call->a, scores, &no_tensors, NULL);
+}
+
+static fa_status plan_call(const gpu_call *call) {
+    const attention *a = &call->a;
+    fa_plan_info info = {.size = sizeof info};
+    if (!call->backward) return fa_plan(&a->q.t, &a->k.t, &a->v.t, &a->options, &call->out.t, NULL, &info);
+    return fa_plan_backward(&call->dout.t, &a->q.t, &a->k.t, &a->v.t, &call->out.t, &call->lse.t, &a->options,
+                            &call->dq.t, &call->dk.t, &call->dv.t, &info);
+}
+
+/* The call that is measured. */
+static fa_status make_call(const gpu_call *call) {
+    const attention *a = &call->a;
+    if (!call->backward) return fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &call->out.t, NULL);
+    return fa_backward(&call->dout.t, &a->q.t, &a->k.t, &a->v.t, &call->out.t, &call->lse.t, &a->options, &call->dq.t,
+                       &call->dk.t, &call->dv.t);
+}
+
+/* Whether the kernel takes every case; if not, the library's sentence says why. */
+static int plan_all(const gpu_bench *b, const score_settings *scores, fa_kernel kernel, bool *takes_all) {
+    gpu_call call;
+    *takes_all = true;
+    for (size_t i = 0; i < b->count && *takes_all; i++) {
+        int code = describe_call(b, &b->cases[i], scores, &call);
         if (code != EXIT_CODE_OK) return code;
+        call.a.options.kernel = kernel;
+        *takes_all = plan_call(&call) == FA_OK;
     }
     return EXIT_CODE_OK;
+}
+
+/* Kernels that are asked for must take every case; of the others those are measured that do. */
+static int choose_kernels(gpu_bench *b, const score_settings *scores, uint32_t asked) {
+    bool all = asked == 0 || asked == OPTION_CHOICES_ALL;
+    for (int i = 1; kernel_choice(i) != NULL; i++) {
+        bool gpu = i == FA_KERNEL_STANDARD || i >= FA_KERNEL_V1, takes_all;
+        if (!all && (asked >> i & 1) == 0) continue;
+        if (!all && !gpu) return fail_usage("--kernel %s: runs on the CPU, and --device is cuda", kernel_choice(i));
+        if (!gpu) continue;
+        int code = plan_all(b, scores, (fa_kernel)i, &takes_all);
+        if (code != EXIT_CODE_OK) return code;
+        if (takes_all)
+            b->kernels[b->kernel_count++] = (fa_kernel)i;
+        else if (!all)
+            return fail_library();
+    }
+    if (b->kernel_count > 0) return EXIT_CODE_OK;
+    bool takes_all; /* the library's own choice has the reason that tells most */
+    int code = plan_all(b, scores, FA_KERNEL_AUTO, &takes_all);
+    return code == EXIT_CODE_OK ? fail_library() : code;
+}
+
+/* ---- Measuring ---- */
+
+/* Numbers from one block, for each tensor from another place on; out and lse are those of the forward pass. */
+static int fill_call(gpu_call *call, const tensor *block) {
+    const size_t shift = 65538; /* even: what is left of the block stays odd, so that rows differ */
+    tensor *all[TENSORS];
+    list_tensors(call, all);
+    for (size_t i = 0; i < (call->backward ? TENSORS : TENSORS_FORWARD); i++) {
+        size_t bytes = (size_t)tensor_elements(&all[i]->t) * (all[i]->t.dtype.bits / 8u);
+        int code = gpu_allocate(&all[i]->t.data, bytes);
+        if (code == EXIT_CODE_OK)
+            code = gpu_fill(all[i]->t.data, bytes, (const uint16_t *)block->t.data + i * shift,
+                            (BLOCK_ELEMENTS - i * shift) * 2);
+        if (code != EXIT_CODE_OK) return code;
+    }
+    const attention *a = &call->a;
+    if (call->backward && fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &call->out.t, &call->lse.t) != FA_OK)
+        return fail_library();
+    return EXIT_CODE_OK;
+}
+
+static void free_call(gpu_call *call) {
+    tensor *all[TENSORS];
+    list_tensors(call, all);
+    for (size_t i = 0; i < TENSORS; i++) gpu_free(all[i]->t.data);
 }
 
 static int compare_doubles(const void *x, const void *y) {
@@ -122,24 +194,24 @@ static int compare_doubles(const void *x, const void *y) {
 }
 
 /* `calls` calls one behind another; seconds of one. */
-static int time_calls(attention *a, const tensor *out, fa_kernel kernel, int calls, double *seconds) {
+static int time_calls(gpu_call *call, fa_kernel kernel, int calls, double *seconds) {
     int code = gpu_start();
-    a->options.kernel = kernel;
+    call->a.options.kernel = kernel;
     for (int i = 0; i < calls && code == EXIT_CODE_OK; i++)
-        if (fa_forward(&a->q.t, &a->k.t, &a->v.t, &a->options, &out->t, NULL) != FA_OK) code = fail_library();
+        if (make_call(call) != FA_OK) code = fail_library();
     if (code == EXIT_CODE_OK) code = gpu_stop(seconds);
     *seconds /= calls;
     return code;
 }
 
 /* Kernels take turns, so that a changing clock meets all; the median counts. */
-static int measure(gpu_bench *b, gpu_case *c, attention *a, const tensor *out, double budget) {
+static int measure(gpu_bench *b, gpu_case *c, gpu_call *call, double budget) {
     static double samples[KERNELS_MAX][SAMPLES_MAX];
     int calls[KERNELS_MAX];
     for (size_t k = 0; k < b->kernel_count; k++) { /* loads the kernel, then tells how long it takes */
         double seconds = 0;
-        int code = time_calls(a, out, b->kernels[k], 1, &seconds);
-        if (code == EXIT_CODE_OK) code = time_calls(a, out, b->kernels[k], 1, &seconds);
+        int code = time_calls(call, b->kernels[k], 1, &seconds);
+        if (code == EXIT_CODE_OK) code = time_calls(call, b->kernels[k], 1, &seconds);
         if (code != EXIT_CODE_OK) return code;
         calls[k] = seconds > 0.002 ? 1 : (int)(0.002 / (seconds > 1e-5 ? seconds : 1e-5)) + 1;
     }
@@ -147,7 +219,7 @@ static int measure(gpu_bench *b, gpu_case *c, attention *a, const tensor *out, d
     for (c->samples = 0; c->samples < SAMPLES_MAX; c->samples++) {
         if (c->samples >= 3 && now_seconds() - begin > budget) break;
         for (size_t k = 0; k < b->kernel_count; k++) {
-            int code = time_calls(a, out, b->kernels[k], calls[k], &samples[k][c->samples]);
+            int code = time_calls(call, b->kernels[k], calls[k], &samples[k][c->samples]);
             if (code != EXIT_CODE_OK) return code;
         }
     }
@@ -159,18 +231,15 @@ static int measure(gpu_bench *b, gpu_case *c, attention *a, const tensor *out, d
 }
 
 static int measure_case(gpu_bench *b, gpu_case *c, const score_settings *scores, const tensor *block, double budget) {
-    attention a = {.file_ndim = 4};
-    tensor out = {.memory = NULL};
-    int code = describe_tensors(c, scores, &a, &out);
+    gpu_call call;
+    int code = describe_call(b, c, scores, &call);
     if (code == EXIT_CODE_OK) {
-        c->flops = attention_flops(&a);
-        code = fill_tensors(&a, &out, block);
+        /* Backward has five products of that size in place of two. */
+        c->flops = attention_flops(&call.a) * (b->backward ? 2.5 : 1);
+        code = fill_call(&call, block);
     }
-    if (code == EXIT_CODE_OK) code = measure(b, c, &a, &out, budget);
-    gpu_free(a.q.t.data);
-    gpu_free(a.k.t.data);
-    gpu_free(a.v.t.data);
-    gpu_free(out.t.data);
+    if (code == EXIT_CODE_OK) code = measure(b, c, &call, budget);
+    free_call(&call);
     return code;
 }
 
@@ -280,15 +349,17 @@ static json_t *bench_json(const gpu_bench *b) {
 
 int bench_gpu(const bench_gpu_settings *settings, const score_settings *scores) {
     const fa_device cuda = {FA_DEVICE_CUDA, 0};
-    gpu_bench b = {.kernel_count = 0};
+    gpu_bench b = {.backward = settings->backward};
     attention a = {.file_ndim = 4};
     static const tensor_settings no_tensors = {.bias = NULL};
     int code = fa_machine_text(cuda, b.machine, sizeof b.machine) == FA_OK ? gpu_open(0) : fail_library();
-    if (code == EXIT_CODE_OK) code = choose_kernels(&b, settings->kernels);
     if (code == EXIT_CODE_OK) code = make_cases(&b, settings);
+    if (code == EXIT_CODE_OK) code = choose_kernels(&b, scores, settings->kernels);
     if (code == EXIT_CODE_OK) code = attention_set_options(&a, scores, &no_tensors, NULL);
     if (code == EXIT_CODE_OK) {
-        attention_describe(&a, b.rules, sizeof b.rules);
+        char rules[sizeof b.rules - 16];
+        attention_describe(&a, rules, sizeof rules);
+        (void)snprintf(b.rules, sizeof b.rules, "%s%s", b.backward ? "backward, " : "", rules);
         b.peak = gpu_peak();
         code = measure_all(&b, settings, scores);
     }

@@ -9,7 +9,8 @@
 typedef struct bench_gpu_settings {
     option_integer_list batch, heads, heads_kv, seqlen, head_dim;
     uint32_t dtypes;  /* bits of fa_element; 0: bfloat16 */
-    uint32_t kernels; /* bits of fa_kernel; 0: all that can run */
+    uint32_t kernels; /* bits of fa_kernel; 0: all that can run every case */
+    bool backward;    /* the gradients of q, k and v in place of the output */
     double seconds;   /* for all measurements together */
     const char *json;
 } bench_gpu_settings;

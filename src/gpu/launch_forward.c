@@ -37,7 +37,7 @@ static fa_status check_kernel(fa_kernel kernel) {
     if (kernel == FA_KERNEL_CPU || kernel == FA_KERNEL_REFERENCE)
         return fa_fail(FA_UNSUPPORTED, "kernel = %s: runs on the CPU, and the tensors lie on a GPU",
                        fa_kernel_name(kernel));
-    if (source_of(kernel) == NULL)
+    if (source_of(kernel) == NULL || fa_variant_find(source_of(kernel), FA_ELEMENT_BFLOAT16, 1, 1, false) == NULL)
         return fa_fail(FA_UNSUPPORTED, "kernel = %s: has no GPU code in this build", fa_kernel_name(kernel));
     return FA_OK;
 }
@@ -320,7 +320,8 @@ static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void
     fa_v3_params v3;
     fa_launch launch = {.kernel = plan->variant,
                         .grid = {1, 1, 1},
-                        .threads = (uint32_t)plan->variant->threads,
+                        /* as it was compiled: v3 without warp specialisation has a warpgroup less */
+                        .threads = plan->variant->emulated->max_threads,
                         .params = &forward,
                         .params_bytes = sizeof forward,
                         .stream = p->stream,

@@ -4,13 +4,17 @@
 
 #include <string.h>
 
+#ifndef FA_KERNEL_TABLE /* a part of it: cmake/gpu_kernels.cmake */
+#    define FA_KERNEL_TABLE "kernels/variants.def"
+#endif
+
 #define FA_KERNEL FA_VARIANT_DECLARE
-#include "kernels/variants.def"
+#include FA_KERNEL_TABLE
 #undef FA_KERNEL
 
 static const fa_variant variants[] = {
 #define FA_KERNEL FA_VARIANT_ROW
-#include "kernels/variants.def"
+#include FA_KERNEL_TABLE
 #undef FA_KERNEL
 };
 

@@ -4,7 +4,9 @@
  * its warp's 16) and of each row the columns 8t + 2q, 8t + 2q + 1, so that a row lies in the four lanes of a quad. s[4t + v] is row v / 2.
  *
  * Exponentials are base 2: exp(scale * (s - m)) = exp2(s * scale_log2 - m * scale_log2), one fused multiply-add each, with scale_log2 =
- * scale * log2(e) > 0. The rounding of m * scale_log2 is the same for all keys of a row and cancels in O.
+ * scale * log2(e) > 0. The rounding of m * scale_log2 is the same for all keys of a row and cancels in O, as long as its power of two
+ * is a float32 number: |m * scale_log2| < 2^28 suffices. With a bias any finite score is an ordinary one, down to the lowest: the GENERAL
+ * variants take the difference first, exp2((s - m) * scale_log2), which is one addition more for each score.
  */
 #ifndef FA_KERNELS_SOFTMAX_H
 #define FA_KERNELS_SOFTMAX_H
@@ -35,10 +37,19 @@ DEVICE float quad_sum(float x) {
     return x + shuffle_xor_f32(x, 2);
 }
 
+/* What the weights of a row are computed from; a row of -inf alone uses 0 for its maximum, so that it never computes inf - inf. */
+DEVICE float weight_shift(float max, float scale_log2) {
+    if (max == -INFINITY) return 0.0f;
+    return GENERAL ? max : max * scale_log2;
+}
+
+DEVICE float weight(float s, float shift, float scale_log2) {
+    return exp2_approx(GENERAL ? (s - shift) * scale_log2 : fmaf(s, scale_log2, -shift));
+}
+
 /*
  * s becomes exp(scale (s - m')), sum is brought up to date, and what O has to be multiplied with is left in rescale: exactly 1 where the
- * maximum did not move. -inf becomes 0; a row of -inf alone uses 0 for its maximum, so that it never computes inf - inf. fmaxf passes
- * over NaN, but its exponential is NaN and stays in sum. count is a constant.
+ * maximum did not move. -inf becomes 0. fmaxf passes over NaN, but its exponential is NaN and stays in sum. count is a constant.
  */
 DEVICE void softmax_step(float *s, int count, softmax_rows *rows, float scale_log2, float *rescale) {
     UNROLL
@@ -47,14 +58,16 @@ DEVICE void softmax_step(float *s, int count, softmax_rows *rows, float scale_lo
         UNROLL
         for (int i = 0; i < count / 4; i++) max = fmaxf(max, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
         max = quad_max(max);
-        float shift = max == -INFINITY ? 0.0f : max * scale_log2;
-        rescale[r] = max == rows->max[r] ? 1.0f : exp2_approx(rows->max[r] * scale_log2 - shift);
+        float shift = weight_shift(max, scale_log2);
+        rescale[r] = max == rows->max[r] ? 1.0f
+                     : GENERAL           ? weight(rows->max[r], shift, scale_log2)
+                                         : exp2_approx(rows->max[r] * scale_log2 - shift);
         rows->max[r] = max;
         float sum = rows->sum[r] * rescale[r];
         UNROLL
         for (int i = 0; i < count / 4; i++) {
-            s[4 * i + 2 * r] = exp2_approx(fmaf(s[4 * i + 2 * r], scale_log2, -shift));
-            s[4 * i + 2 * r + 1] = exp2_approx(fmaf(s[4 * i + 2 * r + 1], scale_log2, -shift));
+            s[4 * i + 2 * r] = weight(s[4 * i + 2 * r], shift, scale_log2);
+            s[4 * i + 2 * r + 1] = weight(s[4 * i + 2 * r + 1], shift, scale_log2);
             sum += s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
         }
         rows->sum[r] = sum;

@@ -17,9 +17,14 @@
  *   STAGES    K/V tiles in flight, a power of two
  *
  * To measure what a technique is worth, the compiler can be told to leave it out:
- *   PING_PONG 0: consumer warpgroups issue products whenever they are ready
- *   OVERLAP   0: a warpgroup waits for each product before it goes on
+ *   WARP_SPECIALISATION  0: no producer. The first warp of the consumers issues its loads, in program order between their
+ *                        products, and only for the query tile at hand; all warpgroups have the same number of registers
+ *   PING_PONG            0: consumer warpgroups issue products whenever they are ready
+ *   OVERLAP              0: a warpgroup waits for each product before it goes on
  */
+#ifndef WARP_SPECIALISATION
+#    define WARP_SPECIALISATION 1
+#endif
 #ifndef PING_PONG
 #    define PING_PONG 1
 #endif
@@ -36,7 +41,7 @@
 #include "v3_params.h"
 
 #define CONSUMERS (BLOCK_M / 64)
-#define THREADS (32 * WARPS)
+#define THREADS (128 * (CONSUMERS + WARP_SPECIALISATION))
 #if WARPS != 4 * (CONSUMERS + 1) || (STAGES & (STAGES - 1)) != 0
 #    error "WARPS: a warpgroup for the producer and one for every 64 rows; STAGES: a power of two, see ring_stage()"
 #endif
@@ -67,189 +72,20 @@
 #define BARRIER_TURN 1
 #define BARRIER_EPILOGUE 4
 
-/* ---- Shared memory ------------------------------------------------------------------------------------------------------ */
-
-#define WORK_BYTES 32 /* of a work item */
-
-typedef struct shared_layout {
-    uint32_t q, out, k, v;                     /* tiles; k and v are rings */
-    uint32_t q_full, q_empty;                  /* mbarriers */
-    uint32_t k_full, k_empty, v_full, v_empty; /* one per stage, 8 bytes apart */
-    uint32_t v_raw;                            /* a V tile that the producer still has to clean */
-    uint32_t work_full, work_empty, work;      /* two slots for the query tiles to come */
-} shared_layout;
-
-DEVICE shared_layout layout_shared(void) {
-    shared_layout s;
-    s.q = shared_base();
-    s.out = OUT_IN_Q ? s.q : s.q + BYTES_Q;
-    s.k = s.q + BYTES_Q + (OUT_IN_Q ? 0 : BYTES_O);
-    s.v = s.k + STAGES * BYTES_K;
-    s.q_full = s.v + STAGES * BYTES_V;
-    s.q_empty = s.q_full + 8;
-    s.k_full = s.q_empty + 8;
-    s.k_empty = s.k_full + 8 * STAGES;
-    s.v_full = s.k_empty + 8 * STAGES;
-    s.v_empty = s.v_full + 8 * STAGES;
-    s.work_full = s.v_empty + 8 * STAGES;
-    s.work_empty = s.work_full + 16;
-    s.work = s.work_empty + 16;
-    s.v_raw = s.work + 2 * WORK_BYTES;
-    return s;
-}
-
-DEVICE void init_barriers(const shared_layout *s) {
-    mbarrier_init(s->q_full, 1);
-    mbarrier_init(s->q_empty, CONSUMERS);
-    mbarrier_init(s->v_raw, 1);
-    for (uint32_t i = 0; i < STAGES; i++) {
-        mbarrier_init(s->k_full + 8 * i, 1);
-        mbarrier_init(s->k_empty + 8 * i, CONSUMERS);
-        mbarrier_init(s->v_full + 8 * i, 1);
-        mbarrier_init(s->v_empty + 8 * i, CONSUMERS);
-    }
-    for (uint32_t i = 0; i < 2; i++) {
-        mbarrier_init(s->work_full + 8 * i, 1);
-        mbarrier_init(s->work_empty + 8 * i, CONSUMERS);
-    }
-    fence_mbarrier_init();
-}
-
-/* ---- Work: query tiles ------------------------------------------------------------------------------------------------- */
-
-/* A query tile, as the producer works it out for everybody. */
-typedef struct work_item {
-    int entry, head;
-    int row;                          /* first query; -1: there is no more work */
-    int tile_begin, tile_end;         /* K/V tiles that some row sees; equal: none */
-    int everyone_begin, everyone_end; /* keys that every used row sees: tiles inside need no mask */
-} work_item;
-
-DEVICE void work_store(uint32_t address, const work_item *w) {
-    u32x4 a = {(uint32_t)w->entry, (uint32_t)w->head, (uint32_t)w->row, (uint32_t)w->tile_begin};
-    u32x4 b = {(uint32_t)w->tile_end, (uint32_t)w->everyone_begin, (uint32_t)w->everyone_end, 0};
-    shared_store_u32x4(address, a);
-    shared_store_u32x4(address + 16, b);
-}
-
-DEVICE work_item work_load(uint32_t address) {
-    u32x4 a = shared_load_u32x4(address), b = shared_load_u32x4(address + 16);
-    work_item w = {(int)a.x, (int)a.y, (int)a.z, (int)a.w, (int)b.x, (int)b.y, (int)b.z};
-    return w;
-}
-
-/* Tile `number` in the order of work, and the keys that some of its rows see. Returns 0 if the sequence has no such rows. */
-DEVICE int work_locate(work_item *w, device_sequence *sequence, fa_key_range *seen, const fa_v3_params *params,
-                       uint32_t number) {
-    const fa_forward_params *p = &params->forward;
-    uint32_t row_blocks = (uint32_t)p->row_blocks, pair, row_tile;
-    if (params->longest_first) {
-        uint32_t group = (uint32_t)params->group_heads, pairs = (uint32_t)params->pairs;
-        uint32_t first = number / (group * row_blocks) * group, rest = number - first * row_blocks;
-        if (pairs - first < group) group = pairs - first;
-        row_tile = row_blocks - 1 - rest / group;
-        pair = first + rest % group;
-    } else {
-        row_tile = number % row_blocks;
-        pair = number / row_blocks;
-    }
-    w->head = (int)(pair % (uint32_t)p->heads);
-    *sequence = tile_sequence(p, (int)(pair / (uint32_t)p->heads), &row_tile, BLOCK_M);
-    w->entry = sequence->entry;
-    w->row = (int)row_tile * BLOCK_M;
-    if (w->row >= sequence->q_rows) return 0;
-
-    const device_tile_keys keys = tile_keys(&sequence->visibility, w->row, w->row + BLOCK_M);
-    *seen = keys.some;
-    w->tile_begin = w->tile_end = 0;
-    w->everyone_begin = keys.all.begin;
-    w->everyone_end = keys.all.end;
-    if (keys.some.begin >= keys.some.end) return 1;
-    w->tile_begin = keys.some.begin / BLOCK_N;
-    w->tile_end = (keys.some.end + BLOCK_N - 1) / BLOCK_N;
-    return 1;
-}
+#include "v3_feeder.h"
+#include "v3_loads.h"
 
 /* ---- Producer ----------------------------------------------------------------------------------------------------------- */
-
-/* One lane asks for a tile of `rows` rows, page by page, and for its bytes to be counted on the barrier. */
-DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row,
-                       int head, int entry) {
-    if (lane_index() != 0) return;
-    mbarrier_arrive_expect_tx(barrier, (uint32_t)(rows * pages * V3_PAGE * 2));
-    UNROLL
-    for (int page = 0; page < pages; page++)
-        tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * V3_PAGE, row, head, entry);
-}
-
-DEVICE void publish(const shared_layout *s, uint32_t count, const work_item *w) {
-    uint32_t slot = ring_stage(count, 2);
-    mbarrier_wait(s->work_empty + 8 * slot, ring_parity(count, 2) ^ 1u);
-    if (lane_index() != 0) return;
-    work_store(s->work + WORK_BYTES * slot, w);
-    mbarrier_arrive(s->work_full + 8 * slot);
-}
-
-#if GENERAL
-/* Whether bias or mask hide a key from every row of the query tile. */
-DEVICE int key_unseen(const fa_forward_params *p, const device_sequence *sequence, const work_item *w, int key) {
-    for (int row = w->row; row < w->row + BLOCK_M && row < sequence->visibility.seqlen_q; row++) {
-        fa_key_range keys = fa_visible_keys(&sequence->visibility, row);
-        if (key < keys.begin || key >= keys.end) continue;
-        if (p->mask.data &&
-            global_load_u8(p->mask.data + sequence->entry * p->mask.batch_stride + w->head * p->mask.head_stride +
-                           row * p->mask.row_stride + key * p->mask.key_stride) == 0)
-            continue;
-        if (p->bias.data &&
-            load_element(p->bias.data + sequence->entry * p->bias.batch_stride + w->head * p->bias.head_stride +
-                             row * p->bias.row_stride + key * p->bias.key_stride,
-                         p->bias_type) == -INFINITY)
-            continue;
-        return 0;
-    }
-    return 1;
-}
-#endif
-
-/*
- * Whether a V tile holds rows that no row of the query tile may see, for their position or, perhaps, because bias or
- * mask hide them: their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
- */
-DEVICE int values_need_cleaning(const fa_forward_params *p, fa_key_range seen, int key) {
-    if (GENERAL && (p->bias.data || p->mask.data)) return 1;
-    const int whole = !p->cu_seqlens_k.data && seen.end == p->rows_k;
-    return key < seen.begin || (key + BLOCK_N > seen.end && !whole);
-}
-
-DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device_sequence *sequence, fa_key_range seen,
-                         const work_item *w, int key) {
-    for (int row = (int)lane_index(); row < BLOCK_N; row += 32) {
-        int unseen = key + row < seen.begin || key + row >= seen.end;
-#if GENERAL
-        if (!unseen && (p->bias.data || p->mask.data) && tile_row_not_finite(tile, BLOCK_N, row, HEAD_DIM_V))
-            unseen = key_unseen(p, sequence, w, key + row);
-#else
-        (void)p;
-        (void)sequence;
-        (void)w;
-#endif
-        if (unseen) clear_tile_row(tile, BLOCK_N, row, HEAD_DIM_V);
-    }
-}
 
 /* One warp feeds the whole block: K and V from the last tile to the first, as the consumers go through them. */
 DEVICE void produce(const shared_layout *s, const fa_v3_params *params) {
     const fa_forward_params *p = &params->forward;
-    uint32_t kv = 0, published = 0, cleaned = 0, q_parity = 0, number = block_index_x(), blocks = grid_blocks_x();
+    uint32_t published = 0, kv = 0, cleaned = 0, q_parity = 0, number = block_index_x(), blocks = grid_blocks_x();
     work_item w;
     while (number < (uint32_t)params->tiles) {
         device_sequence sequence;
         fa_key_range seen;
-        uint32_t next = number + blocks;
-        if (params->next_tile) { /* asked for early: the answer takes as long as a memory access */
-            if (lane_index() == 0) next = global_atomic_add_u32(params->next_tile, 1) + blocks;
-            next = shuffle_index_u32(next, 0);
-        }
+        uint32_t next = tile_after(params, number, blocks);
         int found = work_locate(&w, &sequence, &seen, params, number);
         number = next;
         if (!found) continue;
@@ -263,22 +99,15 @@ DEVICE void produce(const shared_layout *s, const fa_v3_params *params) {
         NO_UNROLL
         for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--) {
             const int row = (int)sequence.k_begin + tile * BLOCK_N;
-            const uint32_t stage = ring_stage(kv, STAGES), empty = ring_parity(kv, STAGES) ^ 1u;
-            const uint32_t k_tile = s->k + stage * BYTES_K, v_tile = s->v + stage * BYTES_V;
+            const kv_stage stage = stage_of(s, kv);
             kv++;
-            mbarrier_wait(s->k_empty + 8 * stage, empty);
-            load_pages(k_tile, s->k_full + 8 * stage, &params->k, BLOCK_N, PAGES, row, head_kv, entry_k);
-            mbarrier_wait(s->v_empty + 8 * stage, empty);
-            if (!values_need_cleaning(p, seen, tile * BLOCK_N)) {
-                load_pages(v_tile, s->v_full + 8 * stage, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
-                continue;
-            }
-            load_pages(v_tile, s->v_raw, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
-            mbarrier_wait(s->v_raw, cleaned++ & 1u);
-            clean_values(v_tile, p, &sequence, seen, &w, tile * BLOCK_N);
-            fence_proxy_async_shared();
-            warp_sync();
-            if (lane_index() == 0) mbarrier_arrive(s->v_full + 8 * stage);
+            load_keys(s, params, &stage, row, head_kv, entry_k);
+            mbarrier_wait(s->v_empty + 8 * stage.number, stage.empty);
+            if (!values_need_cleaning(p, seen, tile * BLOCK_N))
+                load_pages(stage.v, s->v_full + 8 * stage.number, &params->v, BLOCK_N, PAGES_V, row, head_kv, entry_k);
+            else
+                load_cleaned_values(s, params, &stage, row, head_kv, entry_k, &sequence, seen, &w, tile * BLOCK_N,
+                                    cleaned++ & 1u);
         }
     }
     const work_item end = {0, 0, -1, 0, 0, 0, 0};
@@ -372,12 +201,13 @@ DEVICE void rescale_output(float *o, const float *rescale) {
 }
 
 /* O = softmax(Q K^T) V, not normalised, for the 64 rows of this warpgroup; takes part in the rings of K and V. */
-DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, const fa_v3_params *params,
+DEVICE void attend(float *o, softmax_rows *rows, feeder *f, const shared_layout *shared, const fa_v3_params *params,
                    const work_item *w, int consumer, uint32_t kv, uint32_t q_parity, float scale_log2) {
     const int thread = (int)thread_index() & 127;
     const uint32_t q_tile = shared->q + (uint32_t)consumer * 64 * 128;
     float s[BLOCK_N / 2], rescale[2];
     uint32_t p[BLOCK_N / 4];
+    feed_first(f, shared, params, w, consumer, kv, q_parity);
     mbarrier_wait(shared->q_full, q_parity);
 #if Q_REGISTERS
     uint32_t q[4 * STEPS];
@@ -395,6 +225,7 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
     turn_wait(consumer);
     issue_scores(s, q_tile, q, shared->k + stage * BYTES_K);
     turn_pass(consumer);
+    feed_next(f, shared, params, w, consumer, w->tile_end - 1, kv);
     wgmma_wait_group(0);
     register_fence_f32(s, BLOCK_N / 2);
     release(shared->k_empty + 8 * stage, thread);
@@ -414,6 +245,7 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
         mbarrier_wait(shared->v_full + 8 * v_stage, v_parity);
         issue_values(o, p, shared->v + v_stage * BYTES_V, tile < w->tile_end - 2);
         turn_pass(consumer);
+        feed_next(f, shared, params, w, consumer, tile, kv);
         wgmma_wait_group(1); /* the scores; the values go on */
         register_fence_f32(s, BLOCK_N / 2);
         release(shared->k_empty + 8 * stage, thread);
@@ -439,6 +271,7 @@ DEVICE void attend(float *o, softmax_rows *rows, const shared_layout *shared, co
         mbarrier_wait(shared->k_full + 8 * stage, ring_parity(kv, STAGES));
         issue_scores(s, q_tile, q, shared->k + stage * BYTES_K);
         turn_pass(consumer);
+        feed_next(f, shared, params, w, consumer, tile, kv);
         wgmma_wait_group(0);
         register_fence_f32(s, BLOCK_N / 2);
         release(shared->k_empty + 8 * stage, thread);
@@ -552,11 +385,13 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_params *params, int
     const float scale_log2 = params->forward.softmax_scale * LOG2_E;
 #endif
     uint32_t kv = 0, taken = 0, q_parity = 0;
+    feeder f = {block_index_x(), 0};
 #if PING_PONG
     if (consumer == CONSUMERS - 1) turn_pass(consumer); /* the first turn is warpgroup 0's */
 #endif
     for (;;) {
         const uint32_t slot = ring_stage(taken, 2);
+        feed_work(&f, shared, params, consumer, taken);
         mbarrier_wait(shared->work_full + 8 * slot, ring_parity(taken, 2));
         taken++;
         const work_item w = work_load(shared->work + WORK_BYTES * slot);
@@ -570,7 +405,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_params *params, int
         float o[HEAD_DIM_V / 2];
         softmax_rows rows;
         softmax_begin(&rows);
-        attend(o, &rows, shared, params, &w, consumer, kv, q_parity, scale_log2);
+        attend(o, &rows, &f, shared, params, &w, consumer, kv, q_parity, scale_log2);
         q_parity ^= 1u;
         kv += (uint32_t)(w.tile_end - w.tile_begin);
         finish(o, &rows, shared, params, &w, consumer, scale_log2);
@@ -589,11 +424,11 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_v3_params, params) {
     uint32_t warpgroup = warpgroup_index();
     if (thread_index() == 0) init_barriers(&shared);
     block_sync();
-    if (warpgroup == 0) {
+    if (WARP_SPECIALISATION && warpgroup == 0) {
         set_max_registers_decrease(PRODUCER_REGISTERS);
         if (thread_index() < 32) produce(&shared, params);
     } else {
-        set_max_registers_increase(CONSUMER_REGISTERS);
-        consume(&shared, params, (int)warpgroup - 1);
+        if (WARP_SPECIALISATION) set_max_registers_increase(CONSUMER_REGISTERS);
+        consume(&shared, params, (int)warpgroup - WARP_SPECIALISATION);
     }
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests the flashattn command as its users meet it: exit codes, messages, files.
-#   run_cli_tests.sh FLASHATTN
+#   run_cli_tests.sh FLASHATTN FAKE_DRIVER_DIRECTORY
 set -euo pipefail
 
 flashattn=$(realpath "$1")
+fake_driver=$(realpath "$2")
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
@@ -122,7 +123,43 @@ test_case "bench --device cuda --plot" refuses 2 "--plot: draws measurements of 
 "$flashattn" info >log
 if grep -q '^  gpu        none' log; then
     test_case "bench --device cuda without a GPU" refuses 4 "libcuda" bench --device cuda --seqlen 512
+    test_case "bench --device cuda --backward without a GPU" refuses 4 "libcuda" bench --device cuda --backward
 fi
+
+# A driver without a GPU (tests/gpu/fake_driver.c) says that it is an H200, and that a millisecond goes by whatever is asked of it.
+on_fake_gpu() { LD_LIBRARY_PATH=$fake_driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$@"; }
+measurements_of_a_gpu() { # both passes of the same shapes: kernels, operations, and the columns of the table
+    local shapes="--seqlen 512,1024 --head-dim 64 --batch 1 --heads 4 --heads-kv 2 --causal"
+    exits 0 bench --device cuda $shapes --json forward.json
+    mv stdout forward
+    exits 0 bench --device cuda $shapes --json backward.json --backward
+    python "
+forward, backward = json.load(open('forward.json')), json.load(open('backward.json'))
+assert forward['rules'] == 'causal' and backward['rules'] == 'backward, causal', (forward['rules'], backward['rules'])
+def operations(report, kernels):
+    results = report['results']
+    assert [r['kernel'] for r in results] == 2 * kernels, results
+    return [r['tflops'] * 1e12 * r['median_seconds'] / (4 * r['heads'] * r['head_dim'] * r['seqlen'] * (r['seqlen'] + 1) / 2)
+            for r in results]
+assert all(abs(x - 1) < 1e-3 for x in operations(forward, ['standard', 'v1', 'v2', 'v3'])), forward
+assert all(abs(x - 2.5) < 1e-3 for x in operations(backward, ['v2', 'v3'])), backward
+titles = [next(line.split() for line in open(name) if line.startswith('dtype')) for name in ('forward', 'stdout')]
+assert titles[1] == 'dtype head_dim batch heads seqlen v2 v3 v3/v2 of peak'.split(), titles
+assert titles[0] == titles[1][:5] + 'standard v1 v2 v3 v1/standard v2/standard v3/standard of peak'.split(), titles"
+}
+if on_fake_gpu "$flashattn" bench --device cuda --seqlen 512 --time-budget 0.1 >log 2>&1; then
+    test_case "bench --device cuda, both passes" on_fake_gpu measurements_of_a_gpu
+    test_case "bench --device cuda --backward with a kernel that has none" on_fake_gpu \
+        refuses 4 "kernel = v1: has no backward pass on a GPU; v2 and v3 have" \
+        bench --device cuda --backward --kernel v1,v2
+    test_case "bench --device cuda with a shape that a kernel does not take" on_fake_gpu \
+        refuses 4 "kernel = v3: the row stride of q" bench --device cuda --kernel v3 --head-dim 64,65
+else
+    test_case "bench --device cuda without GPU code in the build" on_fake_gpu \
+        refuses 4 "this build has no GPU code, since nvcc was not there" bench --device cuda --backward
+fi
+test_case "bench --device cuda --kernel cpu" on_fake_gpu refuses 2 "--kernel cpu: runs on the CPU" \
+    bench --device cuda --backward --kernel cpu
 
 # ---- Counting
 
@@ -191,7 +228,6 @@ usage "4097 queries and 4097 keys; at most 4096" run too_long.npy too_long.npy t
 usage "must be all or some of cpu" check --kernel reference
 usage "--expected needs input files" check --expected out.npy
 usage "--backward checks gradients" check $qkv --backward --expected out.npy
-usage "only forward is measured" bench --backward --device cuda
 usage "--expected-lse needs --expected" check $qkv --expected-lse lse.npy
 usage "but input files are given" check $qkv --seed 1
 usage "--seqlen = 1,,2: must be integers separated by commas" bench --seqlen 1,,2

@@ -12,7 +12,7 @@
 #define ERROR_CAPTURE_UNSUPPORTED 900
 #define FATBIN_MAGIC 0xBA55ED50u
 
-enum { DEVICES = 4, DEPTH = 8 };
+enum { DEVICES = 4, DEPTH = 8, ATTRIBUTE_CLOCK_KHZ = 13 };
 
 struct fa_cu_context_object {
     int device;
@@ -95,7 +95,8 @@ fa_cu_result fake_cuDeviceGetName(char *name, int size, fa_cu_device device) {
 fa_cu_result fake_cuDeviceGetAttribute(int *value, int attribute, fa_cu_device device) {
     static const struct {
         int attribute, value[DEVICES];
-    } attributes[] = {{FA_CU_ATTRIBUTE_CAPABILITY_MAJOR, {9, 8, 8, 9}},
+    } attributes[] = {{ATTRIBUTE_CLOCK_KHZ, {1000000, 1000000, 1000000, 1000000}},
+                      {FA_CU_ATTRIBUTE_CAPABILITY_MAJOR, {9, 8, 8, 9}},
                       {FA_CU_ATTRIBUTE_CAPABILITY_MINOR, {0, 0, 9, 0}},
                       {FA_CU_ATTRIBUTE_PROCESSORS, {132, 108, 128, 132}},
                       {FA_CU_ATTRIBUTE_SHARED_BYTES_OPTIN, {232448, 166912, 101376, 232448}},
@@ -222,4 +223,47 @@ fa_cu_result fake_cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, voi
     memset(map, 0, 128);
     memcpy(map, (int[]){type, swizzle, l2_promotion}, 12);
     return outcome("cuTensorMapEncodeTiled");
+}
+
+/* ---- What only the bench command calls: memory, and events between which a millisecond passes ---- */
+
+EXPORT fa_cu_result fake_cuCtxSetCurrent(fa_cu_context context) __asm__("cuCtxSetCurrent");
+EXPORT fa_cu_result fake_cuMemAlloc(fa_cu_pointer *pointer, size_t bytes) __asm__("cuMemAlloc_v2");
+EXPORT fa_cu_result fake_cuMemFree(fa_cu_pointer pointer) __asm__("cuMemFree_v2");
+EXPORT fa_cu_result fake_cuMemcpyHtoD(fa_cu_pointer pointer, const void *host, size_t bytes) __asm__("cuMemcpyHtoD_v2");
+EXPORT fa_cu_result fake_cuEventCreate(void **event, unsigned int flags) __asm__("cuEventCreate");
+EXPORT fa_cu_result fake_cuEventRecord(void *event, fa_cu_stream stream) __asm__("cuEventRecord");
+EXPORT fa_cu_result fake_cuEventSynchronize(void *event) __asm__("cuEventSynchronize");
+EXPORT fa_cu_result fake_cuEventElapsedTime(float *milliseconds, void *begin, void *end) __asm__("cuEventElapsedTime");
+
+fa_cu_result fake_cuCtxSetCurrent(fa_cu_context context) {
+    fake_driver_set_current(context);
+    return FA_CU_SUCCESS;
+}
+fa_cu_result fake_cuMemAlloc(fa_cu_pointer *pointer, size_t bytes) {
+    void *memory = bytes == 0 ? NULL : malloc(bytes);
+    *pointer = (fa_cu_pointer)(uintptr_t)memory;
+    return memory == NULL ? FA_CU_ERROR_OUT_OF_MEMORY : in_context("cuMemAlloc");
+}
+fa_cu_result fake_cuMemFree(fa_cu_pointer pointer) {
+    free((void *)(uintptr_t)pointer);
+    return in_context("cuMemFree");
+}
+fa_cu_result fake_cuMemcpyHtoD(fa_cu_pointer pointer, const void *host, size_t bytes) {
+    memcpy((void *)(uintptr_t)pointer, host, bytes);
+    return in_context("cuMemcpyHtoD");
+}
+fa_cu_result fake_cuEventCreate(void **event, unsigned int flags) {
+    static char events[8];
+    static atomic_int count;
+    *event = &events[atomic_fetch_add(&count, 1) % 8];
+    return flags == 0 ? in_context("cuEventCreate") : ERROR_INVALID_VALUE;
+}
+fa_cu_result fake_cuEventRecord(void *event, fa_cu_stream stream) {
+    return event == NULL || stream != NULL ? ERROR_INVALID_VALUE : in_context("cuEventRecord");
+}
+fa_cu_result fake_cuEventSynchronize(void *event) { return event == NULL ? ERROR_INVALID_VALUE : FA_CU_SUCCESS; }
+fa_cu_result fake_cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
+    *milliseconds = 1;
+    return begin == NULL || end == NULL || begin == end ? ERROR_INVALID_VALUE : FA_CU_SUCCESS;
 }

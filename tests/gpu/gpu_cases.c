@@ -83,6 +83,7 @@ attention_case gpu_plain_case(const char *name, fa_element type, int64_t head_di
 const fa_kernel gpu_kernels[GPU_KERNELS] = {FA_KERNEL_STANDARD, FA_KERNEL_V1, FA_KERNEL_V2, FA_KERNEL_V3};
 
 static char machine[64]; /* "": GPU 0 */
+static bool real_gpu;    /* that is where tests run which choose among the emulated ones */
 _Thread_local bool gpu_calls_on_cuda;
 
 /* A test that failed in the middle of a call may have left the environment set: the next must not fail for it. */
@@ -91,10 +92,15 @@ void gpu_use_machine(const char *specification) {
     (void)snprintf(machine, sizeof machine, "%s", specification != NULL ? specification : "");
 }
 
+void gpu_choose_gpu_0(void) { real_gpu = true; }
+
+bool gpu_runs(fa_kernel kernel) { return !real_gpu || fa_kernel_supported(kernel) == FA_OK; }
+
 void gpu_choose_machine(const char *name, uint64_t index, fa_kernel kernel) {
     static const char *const parts[] = {"h100", "h200", "a100", "b200"};
     rng r = rng_named(name, index);
     char specification[64];
+    if (real_gpu) return;
     uint64_t part = rng_next(&r) % (kernel == FA_KERNEL_V3 ? 2 : 4);
     (void)snprintf(specification, sizeof specification, "emulated-%s:%" PRIu64, parts[part], rng_next(&r));
     gpu_use_machine(specification);
@@ -191,24 +197,31 @@ static bool right_all_the_same(const attention_case *c, const yardstick *y, cons
             (isfinite(lse) && largest_error(o->lse, y, yardstick_lse) <= 2 * lse));
 }
 
-void gpu_judge_case(const attention_case *c, fa_kernel kernel) {
-    attention_call *a = call_new(c);
-    call_poison_hidden(a);
+void gpu_judge_call(attention_call *a, fa_kernel kernel) {
     yardstick *y = yardstick_new(a);
     outputs o = run_on_gpu(a, kernel);
     const char *fault = fault_in_outputs(y, &o);
-    if (fault != NULL && right_all_the_same(c, y, &o)) fault = NULL;
+    if (fault != NULL && right_all_the_same(&a->c, y, &o)) fault = NULL;
     if (fault != NULL) call_fail(a, "%s on %s: %s", fa_kernel_name(kernel), gpu_name(), fault);
     outputs_free(&o);
     yardstick_free(y);
+}
+
+void gpu_judge_case(const attention_case *c, fa_kernel kernel) {
+    attention_call *a = call_new(c);
+    call_poison_hidden(a);
+    gpu_judge_call(a, kernel);
     call_free(a);
 }
 
-void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel) {
+void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel, int runs) {
     attention_call *a = call_new(c);
-    outputs first = run_on_gpu(a, kernel), second = run_on_gpu(a, kernel);
-    assert_same_bits(a, &first, &second, "two runs");
+    outputs first = run_on_gpu(a, kernel);
+    for (int i = 1; i < runs; i++) {
+        outputs again = run_on_gpu(a, kernel);
+        assert_same_bits(a, &first, &again, "two runs");
+        outputs_free(&again);
+    }
     outputs_free(&first);
-    outputs_free(&second);
     call_free(a);
 }

@@ -29,6 +29,10 @@ void gpu_use_machine(const char *specification);
 /* An emulated machine that the name and index choose: another part and another order of threads for each. v3 is for Hopper
  * alone. */
 void gpu_choose_machine(const char *name, uint64_t index, fa_kernel kernel);
+/* From now on gpu_choose_machine() keeps to what gpu_use_machine() said, GPU 0 at first. */
+void gpu_choose_gpu_0(void);
+/* Whether it runs the kernel: v3 is for Hopper alone. Emulated machines are chosen so that they do. */
+bool gpu_runs(fa_kernel kernel);
 /* Its name, for messages. */
 const char *gpu_name(void);
 /* Calls of the library in between run there. */
@@ -42,8 +46,10 @@ extern _Thread_local bool gpu_calls_on_cuda;
  * inputs' dtype: a GPU kernel rounds the weights to it before it multiplies them with V.
  */
 void gpu_judge_case(const attention_case *c, fa_kernel kernel);
+/* The same for a call whose tensors the test has edited; nothing is poisoned here. */
+void gpu_judge_call(attention_call *a, fa_kernel kernel);
 
-/* Runs the case twice and fails the test unless both answers are the same bits. */
-void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel);
+/* Runs the case `runs` times and fails the test unless all answers are the same bits. */
+void gpu_assert_repeatable(const attention_case *c, fa_kernel kernel, int runs);
 
 #endif

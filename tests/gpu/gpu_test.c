@@ -7,6 +7,7 @@
 #include "flashattn.h"
 #include "gpu/machine.h"
 #include "gpu_backward_cases.h"
+#include "gpu_named_cases.h"
 #include "kernels/test_params.h"
 #include "large_case.h"
 #include "support/sweep.h"
@@ -117,7 +118,7 @@ static void wrong_launches_come_back_as_text(void **test) {
 static void every_width_and_dtype(void **test) {
     (void)test;
     static const int64_t widths[] = {8, 40, 64, 80, 96, 128, 160, 192, 224, 256};
-    for (int k = 0; k < GPU_KERNELS; k++)
+    for (int k = 0; k < GPU_KERNELS && gpu_runs(gpu_kernels[k]); k++)
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (int t = 0; t < 2; t++)
                 for (int causal = FA_CAUSAL_NONE; causal <= FA_CAUSAL_TOP_LEFT; causal++) {
@@ -130,7 +131,7 @@ static void every_width_and_dtype(void **test) {
 static void random_cases_keep_the_error_budget(void **test) {
     (void)test;
     int64_t first = test_setting("FLASHATTN_TEST_FIRST", 0), cases = test_setting("FLASHATTN_TEST_CASES", 500);
-    for (int k = 0; k < GPU_KERNELS; k++)
+    for (int k = 0; k < GPU_KERNELS && gpu_runs(gpu_kernels[k]); k++)
         for (int64_t i = first; i < first + cases; i++) {
             attention_case c = gpu_random_case("gpu sweep", (uint64_t)i, gpu_kernels[k]);
             gpu_judge_case(&c, gpu_kernels[k]);
@@ -139,13 +140,21 @@ static void random_cases_keep_the_error_budget(void **test) {
 
 static void answers_are_the_same_bits_each_time(void **test) {
     (void)test;
-    for (int k = 0; k < GPU_KERNELS; k++) {
-        attention_case c = gpu_plain_case("repeat", FA_ELEMENT_BFLOAT16, 128);
-        c.batch = 4;
-        c.seqlen_q = c.seqlen_k = 1000;
-        c.causal = FA_CAUSAL_BOTTOM_RIGHT;
-        gpu_assert_repeatable(&c, gpu_kernels[k]);
-    }
+    static const int64_t widths[] = {64, 96, 128, 192, 256};
+    int runs = (int)test_setting("FLASHATTN_TEST_RUNS", 30);
+    for (int k = 0; k < GPU_KERNELS && gpu_runs(gpu_kernels[k]); k++)
+        for (uint64_t i = 0; i < 10; i++) {
+            attention_case c = gpu_plain_case("repeat", types[i % 2], widths[i % 5]);
+            c.index = i;
+            c.batch = 4;
+            c.heads = 8;
+            c.heads_kv = i % 4 == 0 ? 8 : 2;
+            c.seqlen_q = c.seqlen_k = 1000; /* more tiles than multiprocessors */
+            c.causal = (fa_causal)(i % 3);
+            c.varlen_q = c.varlen_k = i % 5 == 4;
+            c.softcap = i >= 5 ? 15 : 0; /* the general variants too */
+            gpu_assert_repeatable(&c, gpu_kernels[k], runs);
+        }
 }
 
 /*
@@ -154,7 +163,7 @@ static void answers_are_the_same_bits_each_time(void **test) {
  */
 static void the_emulator_agrees(void **test) {
     (void)test;
-    for (int k = 0; k < GPU_KERNELS; k++)
+    for (int k = 0; k < GPU_KERNELS && gpu_runs(gpu_kernels[k]); k++)
         for (int t = 0; t < 2; t++) {
             attention_case c = gpu_plain_case("emulator", types[t], 64);
             gpu_judge_case(&c, gpu_kernels[k]);
@@ -169,7 +178,8 @@ static void *judge_some(void *number) {
     for (uint64_t i = 0; i < 10; i++) {
         attention_case c = gpu_plain_case("threads", types[i % 2], 64);
         c.index = *(const uint64_t *)number * 100 + i;
-        gpu_assert_repeatable(&c, gpu_kernels[i % GPU_KERNELS]);
+        fa_kernel kernel = gpu_kernels[i % GPU_KERNELS];
+        gpu_assert_repeatable(&c, gpu_runs(kernel) ? kernel : FA_KERNEL_V2, 2);
     }
     return NULL;
 }
@@ -187,7 +197,7 @@ static void threads_share_the_gpu(void **test) {
 static void gradients_of_every_width_and_dtype(void **test) {
     (void)test;
     static const int64_t widths[] = {8, 40, 64, 80, 96, 128, 160, 192, 224, 256};
-    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+    for (int k = 0; k < GPU_BACKWARD_KERNELS && gpu_runs(gpu_backward_kernels[k]); k++)
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (int t = 0; t < 2; t++)
                 for (int causal = FA_CAUSAL_NONE; causal <= FA_CAUSAL_TOP_LEFT; causal++) {
@@ -200,7 +210,7 @@ static void gradients_of_every_width_and_dtype(void **test) {
 static void random_gradients_keep_the_error_budget(void **test) {
     (void)test;
     int64_t first = test_setting("FLASHATTN_TEST_FIRST", 0), cases = test_setting("FLASHATTN_TEST_CASES", 500);
-    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+    for (int k = 0; k < GPU_BACKWARD_KERNELS && gpu_runs(gpu_backward_kernels[k]); k++)
         for (int64_t i = first; i < first + cases; i++) {
             attention_case c = gpu_random_backward_case("gpu backward sweep", (uint64_t)i, gpu_backward_kernels[k]);
             gpu_judge_backward_case(&c, gpu_backward_kernels[k]);
@@ -212,7 +222,7 @@ static void deterministic_gradients_are_the_same_bits_each_time(void **test) {
     (void)test;
     static const int64_t widths[] = {64, 96, 128, 192, 256};
     int runs = (int)test_setting("FLASHATTN_TEST_RUNS", 30);
-    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+    for (int k = 0; k < GPU_BACKWARD_KERNELS && gpu_runs(gpu_backward_kernels[k]); k++)
         for (uint64_t i = 0; i < 20; i++) {
             attention_case c = gpu_plain_case("backward repeat", types[i % 2], widths[i % 5]);
             c.index = i;
@@ -236,7 +246,7 @@ static void deterministic_gradients_are_the_same_bits_each_time(void **test) {
 static void gradients_of_longer_sequences(void **test) {
     (void)test;
     if (test_setting("FLASHATTN_TEST_LARGE", 1) == 0) skip();
-    for (int k = 0; k < GPU_BACKWARD_KERNELS; k++)
+    for (int k = 0; k < GPU_BACKWARD_KERNELS && gpu_runs(gpu_backward_kernels[k]); k++)
         for (uint64_t i = 0; i < 6; i++) {
             attention_case c = gpu_plain_case("backward long", types[i % 2], i < 3 ? 64 : 128);
             c.index = i;
@@ -254,12 +264,13 @@ static void large_calls(void **test) {
     if (test_setting("FLASHATTN_TEST_LARGE", 1) == 0) skip(); /* under compute-sanitizer they would take hours */
     static const large_case cases[] = {
         {"seqlen 131072, causal", FA_BFLOAT16, 1, 2, 1, 131072, 131072, 128, FA_CAUSAL_BOTTOM_RIGHT, 0},
+        {"seqlen 1100000, causal", FA_BFLOAT16, 1, 1, 1, 1100000, 1100000, 64, FA_CAUSAL_BOTTOM_RIGHT, 0},
         {"seqlen 131072 on 4096 queries", FA_FLOAT16, 1, 1, 1, 4096, 131072, 256, FA_CAUSAL_BOTTOM_RIGHT, 0},
         {"more queries than keys", FA_FLOAT16, 1, 2, 2, 20000, 5000, 64, FA_CAUSAL_BOTTOM_RIGHT, 0},
         {"70400 heads times batch", FA_FLOAT16, 1100, 64, 64, 16, 48, 64, FA_CAUSAL_NONE, 0},
         {"offsets beyond 2^31 elements", FA_BFLOAT16, 1, 1, 1, 1024, 1024, 128, FA_CAUSAL_NONE, 2200000},
     };
-    for (int k = 0; k < GPU_KERNELS; k++)
+    for (int k = 0; k < GPU_KERNELS && gpu_runs(gpu_kernels[k]); k++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             /* The standard kernel's rows of scores have to fit shared memory, and all of them the GPU's; v1 has one
              * block of threads per head, which would take minutes. */
@@ -283,7 +294,10 @@ int main(void) {
                                        cmocka_unit_test(random_gradients_keep_the_error_budget),
                                        cmocka_unit_test(deterministic_gradients_are_the_same_bits_each_time),
                                        cmocka_unit_test(gradients_of_longer_sequences),
+                                       GPU_NAMED_FORWARD_CASES,
+                                       GPU_NAMED_BACKWARD_CASES,
                                        cmocka_unit_test(large_calls)};
     if (!device_open()) return 77;
+    gpu_choose_gpu_0();
     return cmocka_run_group_tests(tests, print_seed, NULL);
 }

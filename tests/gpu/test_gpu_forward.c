@@ -5,6 +5,7 @@
 
 #include "flashattn.h"
 #include "gpu_cases.h"
+#include "gpu_named_cases.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -59,7 +60,7 @@ static void answers_do_not_depend_on_order(void **test) {
     (void)test;
     attention_case c = gpu_plain_case("order", FA_ELEMENT_BFLOAT16, 64);
     gpu_use_machine("emulated-h100");
-    for (int k = 0; k < GPU_KERNELS; k++) gpu_assert_repeatable(&c, gpu_kernels[k]);
+    for (int k = 0; k < GPU_KERNELS; k++) gpu_assert_repeatable(&c, gpu_kernels[k], 2);
 }
 
 /* ---- what is planned, and what is refused ---- */
@@ -213,4 +214,4 @@ static void zero_sizes_succeed(void **test) {
 RUN_TESTS(cmocka_unit_test(plans_tell_what_would_run), cmocka_unit_test(what_cannot_be_done_is_refused),
           cmocka_unit_test(zero_sizes_succeed), cmocka_unit_test(every_width_and_dtype),
           cmocka_unit_test(persistent_blocks_take_many_tiles), cmocka_unit_test(answers_do_not_depend_on_order),
-          cmocka_unit_test(random_cases_keep_the_error_budget))
+          GPU_NAMED_FORWARD_CASES, cmocka_unit_test(random_cases_keep_the_error_budget))
