@@ -24,6 +24,8 @@ endif()
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set(FLASHATTN_X86_64 TRUE)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+    set(FLASHATTN_AARCH64 TRUE)
 endif()
 
 # For the files that are written for one instruction set.
@@ -31,3 +33,4 @@ set(FLASHATTN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(FLASHATTN_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
 set(FLASHATTN_AVX512_BF16_FLAGS ${FLASHATTN_AVX512_FLAGS} -mavx512bf16)
 set(FLASHATTN_AMX_FLAGS ${FLASHATTN_AVX512_BF16_FLAGS} -mamx-tile -mamx-bf16)
+set(FLASHATTN_NEON_BF16_FLAGS -march=armv8.2-a+bf16)

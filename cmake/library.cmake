@@ -16,7 +16,9 @@ set(flashattn_sources
     src/cpu/kernels_avx512.c
     src/cpu/kernels_avx512_bf16.c
     src/cpu/kernels_backward_avx512_bf16.c
+    src/cpu/kernels_backward_neon_bf16.c
     src/cpu/kernels_neon.c
+    src/cpu/kernels_neon_bf16.c
     src/cpu/kernels_portable.c
     src/cpu/score_row.c
     src/cpu/threads.c
@@ -39,6 +41,9 @@ if(FLASHATTN_X86_64)
         COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
     set_source_files_properties(src/cpu/kernels_backward_avx512_bf16.c PROPERTIES
         COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
+elseif(FLASHATTN_AARCH64)
+    set_source_files_properties(src/cpu/kernels_neon_bf16.c src/cpu/kernels_backward_neon_bf16.c PROPERTIES
+        COMPILE_OPTIONS "${FLASHATTN_NEON_BF16_FLAGS}")
 endif()
 
 set_source_files_properties(src/cpu/threads.c PROPERTIES COMPILE_DEFINITIONS _GNU_SOURCE) # affinity masks

@@ -41,6 +41,7 @@ add_executable(flashattn_command
     tools/fma_peak_avx512.c
     tools/fma_peak_avx512_bf16.c
     tools/fma_peak_neon.c
+    tools/fma_peak_neon_bf16.c
     tools/fma_peak_portable.c
     tools/gpu_device.c
     tools/help.c
@@ -70,4 +71,6 @@ if(FLASHATTN_X86_64)
     set_source_files_properties(tools/fma_peak_avx512_bf16.c PROPERTIES
         COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
     set_source_files_properties(tools/fma_peak_amx.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
+elseif(FLASHATTN_AARCH64)
+    set_source_files_properties(tools/fma_peak_neon_bf16.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_NEON_BF16_FLAGS}")
 endif()

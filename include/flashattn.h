@@ -201,15 +201,16 @@ typedef enum fa_kernel {
  * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
  * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4), and FA_ISA_AMX for bfloat16 only.
  *
- * The last two have dot products of bfloat16 numbers. With bfloat16 inputs they round the weights exp(s - max) to bfloat16
- * before the product with V, as GPU kernels do, where FA_ISA_AVX512 keeps them in float32; scores, sums and lse stay
- * float32; fa_backward rounds P and dS likewise (docs/numerics.md). Of other inputs FA_ISA_AMX multiplies bfloat16 parts
- * that add up to the same numbers, within the error of float32; not so in fa_backward. For all else, FA_ISA_AVX512_BF16
- * with other inputs, FA_ISA_AMX with the few query rows of decoding, they stand for FA_ISA_AVX512; fa_plan() says so of
- * the dtype.
+ * FA_ISA_AVX512_BF16, FA_ISA_AMX and FA_ISA_NEON_BF16 have products of bfloat16 numbers. With bfloat16 inputs they round
+ * the weights exp(s - max) to bfloat16 before the product with V, as GPU kernels do, where FA_ISA_AVX512 and FA_ISA_NEON
+ * keep them in float32; scores, sums and lse stay float32; fa_backward rounds P and dS likewise (docs/numerics.md). Of
+ * other inputs FA_ISA_AMX multiplies bfloat16 parts that add up to the same numbers, within the error of float32; not so in
+ * fa_backward. For all else, FA_ISA_AVX512_BF16 and FA_ISA_NEON_BF16 with other inputs, FA_ISA_AMX with the few query rows
+ * of decoding, they stand for FA_ISA_AVX512 or FA_ISA_NEON; fa_plan() says so of the dtype.
  *
  * FA_ISA_AMX makes Linux reserve room for tile registers in signal frames of this process (arch_prctl
- * ARCH_REQ_XCOMP_PERM); FA_ISA_AUTO asks for that on machines with AMX.
+ * ARCH_REQ_XCOMP_PERM); FA_ISA_AUTO asks for that on machines with AMX. FA_ISA_NEON_BF16 is found on Linux only
+ * (AT_HWCAP2).
  */
 typedef enum fa_isa {
     FA_ISA_AUTO = 0,        /* or the environment variable FLASHATTN_ISA, one of the names below in small letters */
@@ -218,7 +219,8 @@ typedef enum fa_isa {
     FA_ISA_AVX2 = 3,        /* x86-64 with AVX2, FMA and F16C */
     FA_ISA_AVX512 = 4,      /* x86-64 with AVX-512 F, BW, DQ and VL */
     FA_ISA_AVX512_BF16 = 5, /* and AVX-512 BF16 */
-    FA_ISA_AMX = 6          /* and AMX with BF16 */
+    FA_ISA_AMX = 6,         /* and AMX with BF16 */
+    FA_ISA_NEON_BF16 = 7    /* aarch64 with BF16 (FEAT_BF16) */
 } fa_isa;
 
 /* A window bound of FA_WINDOW_OPEN lets every key on that side through. */

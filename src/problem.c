@@ -392,7 +392,7 @@ static fa_status score_tensors_init(fa_problem *p, const fa_tensor *q, const fa_
 static fa_status execution_options_init(fa_problem *p, const fa_options *o) {
     if ((int)o->kernel < 0 || o->kernel > FA_KERNEL_V4)
         return fa_fail(FA_INVALID_ARGUMENT, "kernel = %d: is not a value of fa_kernel", (int)o->kernel);
-    if ((int)o->isa < 0 || o->isa > FA_ISA_AMX)
+    if ((int)o->isa < 0 || o->isa > FA_ISA_NEON_BF16)
         return fa_fail(FA_INVALID_ARGUMENT, "isa = %d: is not a value of fa_isa", (int)o->isa);
     if (o->num_threads < 0 || o->num_threads > FA_MAX_THREADS)
         return fa_fail(FA_INVALID_ARGUMENT, "num_threads = %" PRId32 ": must be 0 (automatic) .. %d", o->num_threads,

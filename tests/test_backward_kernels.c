@@ -33,6 +33,7 @@ static int set_up(void **state) {
         products[product_count++] = &all[i].table()->products;
     }
     if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) products[product_count++] = fa_cpu_products_avx512_bf16();
+    if (fa_isa_supported(FA_ISA_NEON_BF16) == FA_OK) products[product_count++] = fa_cpu_products_neon_bf16();
     return 0;
 }
 

@@ -17,9 +17,11 @@ static rng source;
 static int set_up(void **state) {
     print_seed(state);
     source = rng_named("bfloat16 kernels", 0);
-    if (fa_isa_supported(FA_ISA_AVX512_BF16) != FA_OK) return 0;
-    tables[table_count++] = fa_cpu_kernels_avx512_bf16();
-    tables[table_count++] = fa_cpu_kernels_amx();
+    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) {
+        tables[table_count++] = fa_cpu_kernels_avx512_bf16();
+        tables[table_count++] = fa_cpu_kernels_amx();
+    }
+    if (fa_isa_supported(FA_ISA_NEON_BF16) == FA_OK) tables[table_count++] = fa_cpu_kernels_neon_bf16();
     for (int i = 0; i < table_count; i++) assert_non_null(tables[i]);
     return 0;
 }
@@ -72,7 +74,8 @@ static void free_input(const input *in) {
 }
 
 static int64_t packed_index(const fa_cpu_kernels *t, int64_t depth, int64_t k, int64_t n) {
-    return n / t->panel * depth * t->panel + k / 2 * 2 * t->panel + n % t->panel * 2 + k % 2;
+    int64_t step = t->step;
+    return n / t->panel * depth * t->panel + k / step * step * t->panel + n % t->panel * step + k % step;
 }
 
 static const int64_t widths[] = {1, 2, 15, 31, 32, 33, 40, 63, 64, 65, 80, 128, 255, 256};
@@ -194,6 +197,46 @@ static void multiply(void **state) {
     }
 }
 
+/* One product each: subnormal operands and results count as 0, what is too large is infinite, and NaN and infinity stay in
+ * their own row and column. */
+static void multiply_special_numbers(void **state) {
+    (void)state;
+    static const struct {
+        float a, b, product;
+    } cases[] = {{0x1p-130f, 0x1p100f, 0},
+                 {0x1p100f, -0x1p-127f, 0},
+                 {0x1p-70f, 0x1p-70f, 0},
+                 {0x1p-63f, 0x1p-63f, 0x1p-126f},
+                 {0x1.fep63f, 0x1p64f, 0x1.fep127f},
+                 {0x1p64f, -0x1p64f, -INFINITY},
+                 {INFINITY, -0x1p-126f, -INFINITY},
+                 {INFINITY, 0, NAN},
+                 {NAN, 0, NAN}};
+    enum { ROWS = 3 };
+    FOR_EACH_TABLE(t)
+    for
+        EACH(i, cases)
+    for (int64_t k = 0; k < t->depth; k++) {
+        int64_t row = rng_range(&source, 0, ROWS - 1), column = rng_range(&source, 0, t->panel - 1);
+        uint16_t *a = halves(ROWS * t->depth), *b = halves(t->panel * t->depth);
+        float c[ROWS][FA_PANEL_MAX];
+        memset(a, 0, (size_t)(ROWS * t->depth) * sizeof *a);
+        memset(b, 0, (size_t)(t->panel * t->depth) * sizeof *b);
+        a[row * t->depth + k] = fa_bfloat16_from_float(cases[i].a);
+        b[packed_index(t, t->depth, k, column)] = fa_bfloat16_from_float(cases[i].b);
+        t->multiply(c[0], FA_PANEL_MAX, a, t->depth, b, t->depth, ROWS, t->panel, t->depth, NULL);
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t n = 0; n < t->panel; n++) {
+                float want = r != row ? 0 : n == column ? cases[i].product : cases[i].a * 0;
+                if (!(c[r][n] == want || (isnan(want) && isnan(c[r][n]))))
+                    fail_msg("%s: %a * %a gives %a, not %a", fa_isa_name(t->isa), (double)cases[i].a,
+                             (double)cases[i].b, (double)c[r][n], (double)want);
+            }
+        if (t->leave != NULL) t->leave();
+        free(a), free(b);
+    }
+}
+
 /* Weights are rounded to nearest even and lie side by side; l has them as they were before. */
 static void weights(void **state) {
     (void)state;
@@ -224,7 +267,11 @@ static void weights(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(queries), cmocka_unit_test(keys), cmocka_unit_test(values),
-                                       cmocka_unit_test(multiply), cmocka_unit_test(weights)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(queries),
+                                       cmocka_unit_test(keys),
+                                       cmocka_unit_test(values),
+                                       cmocka_unit_test(multiply),
+                                       cmocka_unit_test(multiply_special_numbers),
+                                       cmocka_unit_test(weights)};
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -398,8 +398,9 @@ static void test_select(void **state) {
     setenv("FLASHATTN_ISA", "sse9", 1);
     assert_null(fa_cpu_kernels_select(FA_ISA_AUTO, FA_ELEMENT_FLOAT32, &status));
     assert_int_equal(status, FA_INVALID_ARGUMENT);
-    assert_string_equal(fa_last_error(),
-                        "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16 or amx");
+    assert_string_equal(
+        fa_last_error(),
+        "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16, amx or neon_bf16");
     assert_int_equal(fa_isa_supported(FA_ISA_AUTO), FA_INVALID_ARGUMENT);
     assert_int_equal(fa_isa_supported(FA_ISA_PORTABLE), FA_OK);
 
@@ -415,7 +416,7 @@ static void test_select(void **state) {
 
     assert_null(fa_cpu_kernels_select((fa_isa)99, FA_ELEMENT_FLOAT32, &status));
     assert_int_equal(status, FA_INVALID_ARGUMENT);
-    assert_string_equal(fa_last_error(), "isa = 99: must be 0 (auto) to 6 (amx)");
+    assert_string_equal(fa_last_error(), "isa = 99: must be 0 (auto) to 7 (neon_bf16)");
 
     if (kept != NULL)
         setenv("FLASHATTN_ISA", wish, 1);

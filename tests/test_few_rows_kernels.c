@@ -168,8 +168,11 @@ static void every_table(check_rows *check) {
 
 /* Those with bfloat16 operands take bfloat16 rows alone. */
 static void with_bfloat16_operands(check_rows *check) {
-    if (fa_isa_supported(FA_ISA_AVX512_BF16) != FA_OK) skip();
-    every_size(fa_cpu_kernels_avx512_bf16(), check, FA_ELEMENT_BFLOAT16);
+    const fa_cpu_kernels *t = NULL;
+    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) t = fa_cpu_kernels_avx512_bf16();
+    if (fa_isa_supported(FA_ISA_NEON_BF16) == FA_OK) t = fa_cpu_kernels_neon_bf16();
+    if (t == NULL) skip();
+    every_size(t, check, FA_ELEMENT_BFLOAT16);
 }
 
 static void check_search(const fa_cpu_kernels *t, int64_t rows, int64_t count, int64_t width, fa_element type) {

@@ -456,7 +456,7 @@ static void K4_who_computes(void **state) {
     (void)state;
     INVALID(DENSE, g.o.kernel = (fa_kernel)8, "kernel = 8: is not a value of fa_kernel");
     INVALID(DENSE, g.o.kernel = (fa_kernel)-1, "kernel = -1: is not a value of fa_kernel");
-    INVALID(DENSE, g.o.isa = (fa_isa)7, "isa = 7: is not a value of fa_isa");
+    INVALID(DENSE, g.o.isa = (fa_isa)8, "isa = 8: is not a value of fa_isa");
     INVALID(DENSE, g.o.isa = (fa_isa)-1, "isa = -1: is not a value of fa_isa");
     INVALID(DENSE, g.o.num_threads = -1, "num_threads = -1: must be 0 (automatic) .. 4096");
     /* A run-time library that cannot start its threads ends the process. */
@@ -464,7 +464,7 @@ static void K4_who_computes(void **state) {
     INVALID(DENSE, g.o.num_splits = -1, "num_splits = -1: must be 0 (automatic) .. 256");
     INVALID(DENSE, g.o.num_splits = 257, "num_splits = 257: must be 0 (automatic) .. 256");
     INVALID(DENSE, g.o.stream = &g, "stream = 0x...: must be NULL for tensors on the CPU");
-    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AMX; isa++) {
+    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_NEON_BF16; isa++) {
         const char *name = fa_isa_name((fa_isa)isa);
         if (fa_isa_supported((fa_isa)isa) != FA_OK)
             UNSUPPORTED(DENSE, g.o.isa = (fa_isa)isa, "isa = %s: ...this", name);
@@ -476,7 +476,7 @@ static void K4_who_computes(void **state) {
     UNSUPPORTED(DENSE, (g.o.num_splits = 2, g.o.kernel = FA_KERNEL_STANDARD), "num_splits = 2: ...standard");
     assert_int_equal(setenv("FLASHATTN_ISA", "sse9", 1), 0);
     INVALID(DENSE, g.o.isa = FA_ISA_AUTO,
-            "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16 or amx");
+            "FLASHATTN_ISA = \"sse9\": must be portable, neon, avx2, avx512, avx512_bf16, amx or neon_bf16");
     assert_int_equal(unsetenv("FLASHATTN_ISA"), 0);
     /* A GPU kernel without a GPU says what is missing. */
     for (int kernel = FA_KERNEL_V1; kernel <= FA_KERNEL_V4; kernel++) {
@@ -507,7 +507,7 @@ static void K4_plan_itself(void **state) {
     assert_int_equal(fa_plan(NULL, &g.t[K]->fa, &g.t[V]->fa, NULL, &g.t[OUT]->fa, NULL, &info), FA_INVALID_ARGUMENT);
     assert_memory_equal(&info, &before, sizeof info);
 
-    for (int isa = FA_ISA_AUTO; isa <= FA_ISA_AMX; isa++) {
+    for (int isa = FA_ISA_AUTO; isa <= FA_ISA_NEON_BF16; isa++) {
         g.o.isa = (fa_isa)isa;
         if (fa_isa_supported(g.o.isa) != FA_OK) continue;
         assert_int_equal(fa_plan(&g.t[Q]->fa, &g.t[K]->fa, &g.t[V]->fa, &g.o, &g.t[OUT]->fa, NULL, &info), FA_OK);
@@ -618,9 +618,9 @@ static void texts_are_never_null(void **state) {
     const int none[] = {-1, 5, INT32_MAX, INT32_MIN};
     for (int i = 0; i < 4; i++) {
         assert_string_equal(fa_status_text((fa_status)none[i]), "unknown status");
-        assert_string_equal(fa_isa_name((fa_isa)(none[i] == 5 ? 7 : none[i])), "unknown");
+        assert_string_equal(fa_isa_name((fa_isa)(none[i] == 5 ? 8 : none[i])), "unknown");
         assert_string_equal(fa_kernel_name((fa_kernel)(none[i] == 5 ? 8 : none[i])), "unknown");
-        assert_int_equal(fa_isa_supported((fa_isa)(none[i] == 5 ? 7 : none[i])), FA_INVALID_ARGUMENT);
+        assert_int_equal(fa_isa_supported((fa_isa)(none[i] == 5 ? 8 : none[i])), FA_INVALID_ARGUMENT);
         assert_int_equal(fa_kernel_supported((fa_kernel)(none[i] == 5 ? 8 : none[i])), FA_INVALID_ARGUMENT);
     }
     assert_int_equal(fa_kernel_supported(FA_KERNEL_CPU), FA_OK);

@@ -64,6 +64,44 @@ static void the_plan_names_what_will_run(void **state) {
     assert_string_equal(reference.name, "reference_forward float64 d8");
 }
 
+#if defined(__aarch64__) && defined(__linux__)
+static void bf16_is_taken_where_the_processor_has_it(void **state) {
+    (void)state;
+    uint64_t features;
+    __asm__("mrs %0, ID_AA64ISAR1_EL1" : "=r"(features)); /* which Linux lets programs read */
+    bool has = (features >> 44 & 15) != 0;
+    assert_int_equal(fa_isa_supported(FA_ISA_NEON_BF16), has ? FA_OK : FA_UNSUPPORTED);
+    if (!has) assert_string_equal(fa_last_error(), "isa = neon_bf16: this machine lacks BF16");
+    fa_options automatic = {.num_threads = 1};
+    assert_int_equal(plan_of(automatic, (fa_dtype)FA_BFLOAT16, 1, 64, 64, 1, 1, 64).isa,
+                     has ? FA_ISA_NEON_BF16 : FA_ISA_NEON);
+    assert_int_equal(plan_of(automatic, (fa_dtype)FA_FLOAT16, 1, 64, 64, 1, 1, 64).isa, FA_ISA_NEON);
+}
+#else
+static void bf16_is_taken_where_the_processor_has_it(void **state) {
+    (void)state;
+    assert_int_equal(fa_isa_supported(FA_ISA_NEON_BF16), FA_UNSUPPORTED);
+}
+#endif
+
+/* An instruction set with operands of bfloat16 alone stands for another one in the other dtypes. */
+static void what_stands_for_another_gives_its_bits(void **state) {
+    (void)state;
+    int count;
+    const contender *all = contenders(&count);
+    for (int w = 0; w < count; w++)
+        for (int t = FA_ELEMENT_FLOAT32; t <= FA_ELEMENT_FLOAT16; t++) {
+            attention_case c = case_default("stands for another");
+            c.type = (fa_element)t;
+            attention_call *a = call_new(&c);
+            outputs x = run_call(a, all[w]), y = run_call(a, (contender){FA_KERNEL_CPU, runs_as(all[w].isa, c.type)});
+            assert_same_bits(a, &x, &y, contender_name(all[w]));
+            outputs_free(&x);
+            outputs_free(&y);
+            call_free(a);
+        }
+}
+
 /* Few queries, many keys: the keys are split, and the rule asks shapes alone. */
 static void decoding_splits_the_keys(void **state) {
     (void)state;
@@ -77,4 +115,5 @@ static void decoding_splits_the_keys(void **state) {
 }
 
 RUN_TESTS(cmocka_unit_test(working_memory_does_not_grow_with_seqlen_k), cmocka_unit_test(the_plan_names_what_will_run),
-          cmocka_unit_test(decoding_splits_the_keys))
+          cmocka_unit_test(bf16_is_taken_where_the_processor_has_it),
+          cmocka_unit_test(what_stands_for_another_gives_its_bits), cmocka_unit_test(decoding_splits_the_keys))

@@ -9,9 +9,12 @@
 
 const char *kernel_choice(int index) { return index <= FA_KERNEL_V4 ? fa_kernel_name((fa_kernel)index) : NULL; }
 
-const char *isa_choice(int index) { return index <= FA_ISA_AMX ? fa_isa_name((fa_isa)index) : NULL; }
+const char *isa_choice(int index) { return index <= FA_ISA_NEON_BF16 ? fa_isa_name((fa_isa)index) : NULL; }
 
-bool isa_serves(fa_isa isa, fa_element type) { return isa != FA_ISA_AVX512_BF16 || type == FA_ELEMENT_BFLOAT16; }
+/* Those with bfloat16 alone stand for others otherwise. */
+bool isa_serves(fa_isa isa, fa_element type) {
+    return (isa != FA_ISA_AVX512_BF16 && isa != FA_ISA_NEON_BF16) || type == FA_ELEMENT_BFLOAT16;
+}
 
 static const char *layout_choice(int index) {
     static const char *const names[] = {"bshd", "bhsd", NULL};

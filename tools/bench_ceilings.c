@@ -27,6 +27,7 @@ static ceiling ceilings[] = {
     {.name = "avx512", .what = "float32 multiply-adds", .isa = FA_ISA_AVX512},
     {.name = "avx512_bf16", .what = "bfloat16 dot products", .isa = FA_ISA_AVX512_BF16},
     {.name = "amx", .what = "bfloat16 tiles, random data", .isa = FA_ISA_AMX},
+    {.name = "neon_bf16", .what = "bfloat16 matrix products", .isa = FA_ISA_NEON_BF16},
     {.name = "read_l2", .what = "reading 256 KiB of each thread", .bytes = 256 << 10, .per_thread = true},
     {.name = "read_16m", .what = "reading 16 MiB", .bytes = 16 << 20},
     {.name = "read_512m", .what = "reading 512 MiB", .bytes = 512 << 20},

@@ -85,7 +85,8 @@ static const option bench_options[] = {
      .offset = BENCH(isas),
      .placeholder = "LIST",
      .choices = isa_choice,
-     .help = "some of auto,portable,neon,avx2,avx512,avx512_bf16,amx, or all (that can run here); default auto"},
+     .help =
+         "some of auto,portable,neon,avx2,avx512,avx512_bf16,amx,neon_bf16, or all (that can run here); default auto"},
     {.name = "threads",
      .kind = OPTION_INTEGER,
      .offset = BENCH(threads),

@@ -73,9 +73,8 @@ static const option check_options[] = {
      .offset = CHECK(isas),
      .placeholder = "LIST",
      .choices = isa_choice,
-     .help = "instruction sets of the cpu kernel to check, some of auto,portable,neon,avx2,avx512,avx512_bf16,amx; "
-             "default all that "
-             "can run here"},
+     .help = "instruction sets of the cpu kernel to check, some of auto,portable,neon,avx2,avx512,avx512_bf16,amx,"
+             "neon_bf16; default all that can run here"},
     {.name = "expected",
      .kind = OPTION_TEXT,
      .offset = CHECK(expected),

@@ -61,7 +61,8 @@ static const option execution_options[] = {
      .offset = RUN(isa),
      .placeholder = "NAME",
      .choices = isa_choice,
-     .help = "instruction set of the cpu kernel: auto (the default), portable, neon, avx2, avx512, avx512_bf16 or amx"},
+     .help = "instruction set of the cpu kernel: auto (the default), portable, neon, avx2, avx512, avx512_bf16, amx or "
+             "neon_bf16"},
     {.name = "repeat",
      .kind = OPTION_INTEGER,
      .offset = RUN(repeat),

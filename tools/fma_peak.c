@@ -13,6 +13,7 @@ static peak_loop loop_of_isa(fa_isa isa) {
     case FA_ISA_AVX512: return fma_peak_avx512;
     case FA_ISA_AVX512_BF16: return fma_peak_avx512_bf16;
     case FA_ISA_AMX: return fma_peak_amx;
+    case FA_ISA_NEON_BF16: return fma_peak_neon_bf16;
     case FA_ISA_AUTO:
     case FA_ISA_PORTABLE: break;
     }

@@ -19,6 +19,7 @@ double fma_peak_avx2(int64_t iterations, float *sink);
 double fma_peak_avx512(int64_t iterations, float *sink);
 double fma_peak_avx512_bf16(int64_t iterations, float *sink); /* products of bfloat16 pairs */
 double fma_peak_amx(int64_t iterations, float *sink);         /* the same in tiles */
+double fma_peak_neon_bf16(int64_t iterations, float *sink);   /* and in 2 x 4 by 4 x 2 matrices */
 
 /* Operations per second on `threads` threads, the best of many short runs within `seconds`; 0 if there is no
  * such loop here. The instruction set must be supported (fa_isa_supported). */

@@ -25,7 +25,7 @@ The keyword arguments **options of forward, plan and backward, all optional:
     block_table     int32, [batch, max_pages]: k and v are pages [pages, page_size, heads_kv, head_dim]; needs seqused_k
     max_seqlen_q, max_seqlen_k      int: the longest sequence; a longer one is refused where lengths lie on the CPU
     kernel          "auto", "cpu", "reference", "standard", "v1", "v2", "v3", "v4"
-    isa             "auto", "portable", "neon", "avx2", "avx512"
+    isa             "auto", "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx", "neon_bf16"
     num_threads     int; 0: environment variable FLASHATTN_NUM_THREADS, else all CPUs that the process may use
     num_splits      int; 0: chosen from the shapes; 1: keys are never split, so a row's bits do not depend on its batch
     deterministic   bool, backward: the same bits in every run

@@ -357,14 +357,23 @@ static int64_t longest_segment(const fa_problem *p) {
     return longest;
 }
 
+/* Of an instruction set that works in float32. */
 static const fa_cpu_backward_kernels *kernels_of(fa_isa isa) {
     switch (isa) {
     case FA_ISA_NEON: return fa_cpu_backward_kernels_neon();
     case FA_ISA_AVX2: return fa_cpu_backward_kernels_avx2();
-    case FA_ISA_AVX512:
-    case FA_ISA_AVX512_BF16:
-    case FA_ISA_AMX: return fa_cpu_backward_kernels_avx512();
+    case FA_ISA_AVX512: return fa_cpu_backward_kernels_avx512();
     default: return fa_cpu_backward_kernels_portable();
+    }
+}
+
+/* Of bfloat16 operands; NULL: the instruction set has none. */
+static const fa_cpu_products *bfloat16_products_of(fa_isa isa) {
+    switch (isa) {
+    case FA_ISA_AVX512_BF16:
+    case FA_ISA_AMX: return fa_cpu_products_avx512_bf16(); /* backward has no tiles of its own */
+    case FA_ISA_NEON_BF16: return fa_cpu_products_neon_bf16();
+    default: return NULL;
     }
 }
 
@@ -372,17 +381,16 @@ fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan 
     const fa_problem *p = &g->problem;
     fa_status status = FA_OK;
     memset(plan, 0, sizeof *plan);
-    plan->isa = fa_cpu_isa_select(p->isa, p->q.type, &status);
+    fa_isa isa = fa_cpu_isa_select(p->isa, p->q.type, &status);
     if (status != FA_OK) return status;
+    plan->isa = fa_cpu_kernels_float32(isa)->isa;
     plan->kernels = kernels_of(plan->isa);
     plan->products = &plan->kernels->products;
     /* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
-    if (plan->isa == FA_ISA_AMX) plan->isa = FA_ISA_AVX512_BF16; /* backward has no tiles of its own */
-    if (plan->isa == FA_ISA_AVX512_BF16) {
-        if (p->q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16)
-            plan->products = fa_cpu_products_avx512_bf16();
-        else
-            plan->isa = FA_ISA_AVX512;
+    const fa_cpu_products *bfloat16 = bfloat16_products_of(isa);
+    if (bfloat16 != NULL && p->q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16) {
+        plan->isa = isa == FA_ISA_AMX ? FA_ISA_AVX512_BF16 : isa;
+        plan->products = bfloat16;
     }
     plan->tile_rows = TILE_ROWS;
     plan->tile_keys = FA_BACKWARD_KEYS;

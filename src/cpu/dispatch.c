@@ -15,6 +15,9 @@
 #    endif
 #    define ARCHITECTURE "x86-64"
 #elif defined(__aarch64__)
+#    ifdef __linux__
+#        include <sys/auxv.h>
+#    endif
 #    define ARCHITECTURE "aarch64"
 #else
 #    define ARCHITECTURE "neither x86-64 nor aarch64"
@@ -29,6 +32,7 @@ const char *fa_isa_name(fa_isa isa) {
     case FA_ISA_AVX512: return "avx512";
     case FA_ISA_AVX512_BF16: return "avx512_bf16";
     case FA_ISA_AMX: return "amx";
+    case FA_ISA_NEON_BF16: return "neon_bf16";
     }
     return "unknown";
 }
@@ -46,6 +50,7 @@ static const fa_cpu_kernels *table(fa_isa isa, fa_element type) {
         return type == FA_ELEMENT_BFLOAT16  ? fa_cpu_kernels_amx()
                : type == FA_ELEMENT_FLOAT16 ? fa_cpu_kernels_amx_float16()
                                             : fa_cpu_kernels_amx_float32();
+    case FA_ISA_NEON_BF16: return type == FA_ELEMENT_BFLOAT16 ? fa_cpu_kernels_neon_bf16() : NULL;
     }
     return NULL;
 }
@@ -157,10 +162,15 @@ static bool worth_choosing(fa_isa isa, fa_element type) {
 
 #else
 
-/* NEON is part of aarch64. */
+/* NEON is part of aarch64, BF16 of Armv8.6 and an option before. */
 static const char *lacking(fa_isa isa) {
-    (void)isa;
-    return NULL;
+    if (isa != FA_ISA_NEON_BF16) return NULL;
+#    if defined(__aarch64__) && defined(__linux__)
+    enum { BF16 = 1 << 14 }; /* HWCAP2_BF16 of Linux arch/arm64/include/uapi/asm/hwcap.h */
+    return getauxval(AT_HWCAP2) & BF16 ? NULL : "BF16";
+#    else
+    return "a Linux kernel, which would tell whether it has BF16";
+#    endif
 }
 
 static bool worth_choosing(fa_isa isa, fa_element type) {
@@ -174,9 +184,9 @@ static bool worth_choosing(fa_isa isa, fa_element type) {
 
 /* `argument` is what asked for the instruction set. */
 static fa_status check(fa_isa isa, const char *argument) {
-    if ((unsigned)isa > FA_ISA_AMX)
-        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (amx)", argument, (int)isa,
-                       (int)FA_ISA_AMX);
+    if ((unsigned)isa > FA_ISA_NEON_BF16)
+        return fa_fail(FA_INVALID_ARGUMENT, "%s = %d: must be 0 (auto) to %d (neon_bf16)", argument, (int)isa,
+                       (int)FA_ISA_NEON_BF16);
     if (table(isa, FA_ELEMENT_BFLOAT16) == NULL)
         return fa_fail(FA_UNSUPPORTED, "%s = %s: not in this build, which is for %s", argument, fa_isa_name(isa),
                        ARCHITECTURE);
@@ -190,12 +200,13 @@ static fa_status check(fa_isa isa, const char *argument) {
 static fa_status automatic(fa_element type, fa_isa *isa) {
     const char *wish = getenv("FLASHATTN_ISA");
     if (wish != NULL && wish[0] != '\0') {
-        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_AMX; ++*isa)
+        for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_NEON_BF16; ++*isa)
             if (strcmp(wish, fa_isa_name(*isa)) == 0) return check(*isa, "FLASHATTN_ISA");
         return fa_fail(FA_INVALID_ARGUMENT,
-                       "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512, avx512_bf16 or amx", wish);
+                       "FLASHATTN_ISA = \"%s\": must be portable, neon, avx2, avx512, avx512_bf16, amx or neon_bf16",
+                       wish);
     }
-    *isa = FA_ISA_AMX;
+    *isa = FA_ISA_NEON_BF16;
     while (table(*isa, FA_ELEMENT_BFLOAT16) == NULL || lacking(*isa) != NULL || !worth_choosing(*isa, type)) --*isa;
     return FA_OK;
 }

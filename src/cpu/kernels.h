@@ -12,10 +12,10 @@
  * and columns beyond its width, and elements of depth beyond its own up to K, are zero. Buffers are 64-byte aligned and
  * sized for whole panels; rows of the input dtype are not aligned at all.
  *
- * The operands A and B of a multiply hold float32 numbers, step 1, or where a table says so bfloat16 numbers, step 2: the
- * layout that dot-product instructions read. Then inputs are bfloat16, A is Q without softmax_scale, which would have to
- * be rounded, or the weights rounded to bfloat16. Or A holds float32 numbers and B sums of bfloat16 numbers, laid out as
- * kernels_amx_split.c says. Depths K are multiples of `depth`.
+ * The operands A and B of a multiply hold float32 numbers, step 1, or where a table says so bfloat16 numbers, step 2 or 4:
+ * the layout that dot-product and matrix instructions read. Then inputs are bfloat16, A is Q without softmax_scale, which
+ * would have to be rounded, or the weights rounded to bfloat16. Or A holds float32 numbers and B sums of bfloat16 numbers,
+ * laid out as kernels_amx_split.c says. Depths K are multiples of `depth`.
  */
 #ifndef FA_CPU_KERNELS_H
 #define FA_CPU_KERNELS_H
@@ -45,6 +45,7 @@ typedef struct fa_cpu_kernels {
      * add_rows where those of float32 are as fast. */
     fa_element operand;
     int b_bytes; /* of an element of B */
+    int step;    /* of the packed layout */
     int strip; /* rows that had best go through scores, softmax and output together, so that their scores stay in L1 */
     int depth; /* depths of operands are padded to a multiple of it; divides FA_TILE_KEYS and panel */
 
@@ -64,8 +65,8 @@ typedef struct fa_cpu_kernels {
 
     /* row_scale == NULL: C = A B, else C[r] = row_scale[r] * C[r] + (A B)[r]. A is row-major [rows][depth], a_stride in
      * elements; B packed with a depth of b_depth >= depth, and finite where row_scale is given; C float32, row-major;
-     * `columns` is a multiple of panel. For each element the products are added in the order of k, bfloat16 by pairs or by
-     * 32, in parts those of the first parts last, into one float32 accumulator per element, whatever `rows` is: a row's bits
+     * `columns` is a multiple of panel. For each element the products are added in the order of k, bfloat16 by 2, 4 or 32,
+     * in parts those of the first parts last, into one float32 accumulator per element, whatever `rows` is: a row's bits
      * do not depend on its neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int64_t b_depth,
                      int64_t rows, int64_t columns, int64_t depth, const float *row_scale);
@@ -107,18 +108,19 @@ typedef struct fa_cpu_kernels {
 } fa_cpu_kernels;
 
 /* The table of a file that multiplies float32 operands, and whose functions are called like its members. */
-#define FA_CPU_FLOAT32_KERNELS(name)                                                                              \
-    {                                                                                                             \
-        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_FLOAT32, .b_bytes = 4, .depth = 1, .strip = 24,      \
-        .load_rows = load_rows, .load_queries = load_queries, .pack_keys = pack_keys, .pack_values = pack_values, \
-        .multiply = multiply, .softmax_step = softmax_step, .softcap = softcap, .store_row = store_row,           \
-        .dot_rows = dot_rows, .add_rows = add_rows, .any_nonfinite = any_nonfinite                                \
+#define FA_CPU_FLOAT32_KERNELS(name)                                                                        \
+    {                                                                                                       \
+        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_FLOAT32, .b_bytes = 4, .step = 1, .depth = 1,  \
+        .strip = 24, .load_rows = load_rows, .load_queries = load_queries, .pack_keys = pack_keys,          \
+        .pack_values = pack_values, .multiply = multiply, .softmax_step = softmax_step, .softcap = softcap, \
+        .store_row = store_row, .dot_rows = dot_rows, .add_rows = add_rows, .any_nonfinite = any_nonfinite  \
     }
 
 /* NULL where the build has no such table (another architecture). Whether this machine can run it is
  * dispatch.c's business. */
 const fa_cpu_kernels *fa_cpu_kernels_portable(void);
 const fa_cpu_kernels *fa_cpu_kernels_neon(void);
+const fa_cpu_kernels *fa_cpu_kernels_neon_bf16(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx2(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512(void);
 const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void);

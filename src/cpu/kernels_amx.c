@@ -24,6 +24,7 @@ const fa_cpu_kernels *fa_cpu_kernels_amx(void) {
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_BFLOAT16,
                                          .b_bytes = 2,
+                                         .step = STEP,
                                          .depth = DEPTH,
                                          .strip = 32,
                                          .load_rows = load_rows,

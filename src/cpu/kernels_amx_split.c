@@ -293,6 +293,7 @@ ALWAYS_INLINE void multiply_parts(const int parts, float *c, int64_t c_stride, c
                                                  .panel = PANEL,                                                \
                                                  .operand = FA_ELEMENT_FLOAT32,                                 \
                                                  .b_bytes = 2 * (parts),                                        \
+                                                 .step = 2,                                                     \
                                                  .depth = DEPTH,                                                \
                                                  .strip = AMX_ROWS,                                             \
                                                  .load_rows = load_rows,                                        \

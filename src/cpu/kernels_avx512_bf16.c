@@ -21,6 +21,7 @@ const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
                                          .panel = PANEL,
                                          .operand = FA_ELEMENT_BFLOAT16,
                                          .b_bytes = 2,
+                                         .step = STEP,
                                          .depth = DEPTH,
                                          .strip = 24,
                                          .load_rows = load_rows,

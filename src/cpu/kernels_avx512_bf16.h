@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Operands of bfloat16 on AVX-512 with BF16, for the files that define OPERAND_BFLOAT16 and DEPTH, the `depth` of
- * kernels.h: what kernels_simd.h asks for, Q and V as operands.
+ * kernels.h: what kernels_simd.h asks for, Q, K and V as operands.
  */
 #ifndef FA_CPU_KERNELS_AVX512_BF16_H
 #define FA_CPU_KERNELS_AVX512_BF16_H
 
 #include "kernels_avx512.h"
+
+#define STEP 2
 
 static inline vector v_dot_pairs(vector a, vector b, vector c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
 
@@ -63,6 +65,15 @@ static void load_queries(void *dst, int64_t dst_stride, const void *const *rows,
         __mmask32 place = (__mmask32)((1ull << (dst_stride - i)) - 1);
         _mm512_mask_storeu_epi16(to + i, place, _mm512_xor_si512(load_32(rows[r], i, width), flip));
     }
+}
+
+ALWAYS_INLINE vector load_pairs(const void *row, int64_t i, int64_t width, fa_element type) {
+    (void)type;
+    return v_load_pairs(row, 2 * i, width);
+}
+
+static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
+    pack_keys_of(b, rows, count, padded(width) / STEP, width, load_pairs, type);
 }
 
 static inline vector max_magnitudes(vector a, vector pairs) {

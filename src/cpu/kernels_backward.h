@@ -67,5 +67,6 @@ const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void);
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void);
 /* Products of bfloat16 operands, from bfloat16 tensors. */
 const fa_cpu_products *fa_cpu_products_avx512_bf16(void);
+const fa_cpu_products *fa_cpu_products_neon_bf16(void);
 
 #endif

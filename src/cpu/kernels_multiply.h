@@ -5,9 +5,9 @@
  *     BLOCK_ROWS               rows of a block: 6, 8 or 12, so that 2 * BLOCK_ROWS sums fit into the registers
  *     v_fma_lane(a, i, b, c)   a[i] * b + c, where the instruction set multiplies by one lane of a register;
  *                              undefined elsewhere
-
- * With OPERAND_BFLOAT16 a step of the depth is a pair of bfloat16 numbers, which is loaded and broadcast like a float32
- * number, and multiplied by
+ *
+ * With OPERAND_BFLOAT16 a step of the depth is a pair of bfloat16 numbers (STEP 2), which is loaded and broadcast like a
+ * float32 number, and multiplied by
  *
  *     v_dot_pairs(a, b, c)     c + the two products of each lane
  */
@@ -26,7 +26,6 @@
 
 #ifdef OPERAND_BFLOAT16
 #    define MULTIPLY_ADD(a, b, c) v_dot_pairs(a, b, c)
-#    define STEP 2 /* elements of depth in 32 bits */
 #else
 #    define MULTIPLY_ADD(a, b, c) v_fma(a, b, c)
 #    define STEP 1

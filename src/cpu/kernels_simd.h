@@ -23,7 +23,7 @@
  *     v_max_magnitude(bits, x), v_any_nonfinite(bits)    is any x that was folded into bits infinite or NaN?
  *     v_transpose(rows)        LANES vectors in place
  *
- * With OPERAND_BFLOAT16 (kernels.h, `operand`) besides
+ * With OPERAND_BFLOAT16 (kernels.h, `operand`) packing is the file's own, and it defines besides
  *
  *     v_store_bfloat16(p, x, y)             x, then y, rounded to nearest even
  *
@@ -196,47 +196,34 @@ static void load_rows(float *dst, int64_t dst_stride, const void *const *rows, i
     FOR_TYPE(type, load_rows_of, dst, dst_stride, rows, count, width, factor);
 }
 
-/* What packing moves as one: LANES elements of a row, or pairs of bfloat16 elements, from the i-th on; 0 beyond its end. */
-ALWAYS_INLINE vector load_words(const void *row, int64_t i, int64_t width, fa_element type) {
-#ifdef OPERAND_BFLOAT16
-    (void)type;
-    return v_load_pairs(row, 2 * i, width);
-#else
-    return load_in_row(row, i, width, type);
-#endif
-}
+/* Words i .. i + LANES - 1 of a row: its elements, or pairs of bfloat16 elements; 0 beyond its end. */
+typedef vector load_words(const void *row, int64_t i, int64_t width, fa_element type);
 
 /* Blocks of LANES keys by LANES words are transposed in registers; what is left at the ends goes through memory, key by
  * key. A packed column has `words` of them. */
 ALWAYS_INLINE void pack_keys_of(float *b, const void *const *rows, int64_t count, int64_t words, int64_t width,
-                                fa_element type) {
+                                load_words *load, fa_element type) {
     for (int64_t n = 0; n < (count + PANEL - 1) / PANEL * PANEL; n += LANES) {
         float *dst = b + n / PANEL * PANEL * words + n % PANEL;
         int64_t k = 0;
         if (n + LANES <= count)
             for (; k + LANES <= words; k += LANES) {
                 vector block[LANES];
-                for (int i = 0; i < LANES; i++) block[i] = load_words(rows[n + i], k, width, type);
+                for (int i = 0; i < LANES; i++) block[i] = load(rows[n + i], k, width, type);
                 v_transpose(block);
                 for (int i = 0; i < LANES; i++) v_store(dst + (k + i) * PANEL, block[i]);
             }
         for (; k < words; k += LANES)
             for (int i = 0; i < LANES; i++) {
                 float key[LANES];
-                v_store(key, n + i < count ? load_words(rows[n + i], k, width, type) : v_set(0.0f));
+                v_store(key, n + i < count ? load(rows[n + i], k, width, type) : v_set(0.0f));
                 for (int64_t j = 0; j < minimum(LANES, words - k); j++)
                     memcpy(dst + (k + j) * PANEL + i, key + j, sizeof *key); /* words: any bits */
             }
     }
 }
 
-#ifdef OPERAND_BFLOAT16
-
-static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
-    pack_keys_of(b, rows, count, (width + DEPTH - 1) / DEPTH * DEPTH / 2, width, type);
-}
-
-#elif !defined(OPERAND_PARTS) /* kernels_amx_split.c has its own */
+#if !defined(OPERAND_BFLOAT16) && !defined(OPERAND_PARTS) /* whose packing is their own */
 
 static void load_queries(void *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
                          fa_element type, float factor) {
@@ -244,7 +231,7 @@ static void load_queries(void *dst, int64_t dst_stride, const void *const *rows,
 }
 
 static void pack_keys(void *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {
-    FOR_TYPE(type, pack_keys_of, b, rows, count, width, width);
+    FOR_TYPE(type, pack_keys_of, b, rows, count, width, width, load_in_row);
 }
 
 ALWAYS_INLINE bool pack_values_of(float *b, const void *const *rows, int64_t count, int64_t width, fa_element type) {

@@ -493,7 +493,7 @@ bench_isas() {
     exits 0 info --json - && cp stdout info.json
     exits 0 bench $bench --seqlen 16 --heads 1 --head-dim 8 --isa all --json -
     python "i = json.load(open('info.json'))['instruction_sets']
-bfloat16 = ['avx512_bf16', 'amx']
+bfloat16 = ['avx512_bf16', 'neon_bf16']
 assert [x['isa'] for x in json.load(open('stdout'))['results']] == [n for n in i if i[n]['supported'] and n not in bfloat16]"
     exits 0 bench $bench --seqlen 16 --heads 1 --head-dim 8 --isa all --dtype bfloat16 --json -
     python "i = json.load(open('info.json'))['instruction_sets']

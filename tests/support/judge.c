@@ -15,19 +15,31 @@
 const contender *contenders(int *count) {
     static contender all[CONTENDERS];
     *count = 0;
-    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_AMX; isa++)
+    for (int isa = FA_ISA_PORTABLE; isa <= FA_ISA_NEON_BF16; isa++)
         if (fa_isa_supported((fa_isa)isa) == FA_OK) all[(*count)++] = (contender){FA_KERNEL_CPU, (fa_isa)isa};
     return all;
 }
 
+const contender *contenders_of_type(fa_element type, int *count) {
+    static contender chosen[CONTENDERS];
+    int everyone;
+    const contender *all = contenders(&everyone);
+    *count = 0;
+    for (int w = 0; w < everyone; w++)
+        if (runs_as(all[w].isa, type) == all[w].isa) chosen[(*count)++] = all[w];
+    return chosen;
+}
+
 bool rounds_weights(contender who, fa_element type) {
-    bool may =
-        who.isa >= FA_ISA_AVX512_BF16 || (who.isa == FA_ISA_AUTO && fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK);
+    bool may = who.isa >= FA_ISA_AVX512_BF16 ||
+               (who.isa == FA_ISA_AUTO &&
+                (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK || fa_isa_supported(FA_ISA_NEON_BF16) == FA_OK));
     return who.kernel == FA_KERNEL_CPU && may && type == FA_ELEMENT_BFLOAT16;
 }
 
 fa_isa runs_as(fa_isa isa, fa_element type) {
-    return isa == FA_ISA_AVX512_BF16 && type != FA_ELEMENT_BFLOAT16 ? FA_ISA_AVX512 : isa;
+    if (type == FA_ELEMENT_BFLOAT16) return isa;
+    return isa == FA_ISA_AVX512_BF16 ? FA_ISA_AVX512 : isa == FA_ISA_NEON_BF16 ? FA_ISA_NEON : isa;
 }
 
 const char *contender_name(contender who) {
@@ -228,7 +240,7 @@ void judge_outputs(const attention_call *a, const yardstick *y, contender who, c
 void judge_call(attention_call *a) {
     call_poison_hidden(a);
     int count;
-    const contender *all = contenders(&count);
+    const contender *all = contenders_of_type(a->c.type, &count);
     outputs o[CONTENDERS];
     yardstick *y = yardstick_new(a);
     for (int w = 0; w < count; w++) {

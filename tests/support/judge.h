@@ -39,12 +39,14 @@ attention_call float32_copy(attention_call *a);
 
 /* The CPU kernel on every instruction set of this machine. */
 const contender *contenders(int *count);
+/* Those of them that have operands of this dtype: the others stand for one of these. */
+const contender *contenders_of_type(fa_element type, int *count);
 
 /* Whether it rounds weights to the inputs' dtype, as the standard kernel does, by which its out is judged then. Its lse is
  * held to the promise of float32. */
 bool rounds_weights(contender who, fa_element type);
 
-/* What fa_plan() says of an instruction set: FA_ISA_AVX512_BF16 serves nothing but bfloat16. */
+/* What fa_plan() says of an instruction set: FA_ISA_AVX512_BF16 and FA_ISA_NEON_BF16 serve bfloat16 alone. */
 fa_isa runs_as(fa_isa isa, fa_element type);
 
 typedef struct yardstick yardstick;

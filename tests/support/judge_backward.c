@@ -257,8 +257,8 @@ static void judge_gradients(const backward_call *b, const backward_yardstick *y,
 void judge_backward_call(backward_call *b) {
     backward_call_poison(b);
     int count;
-    const contender *all = backward_contenders(&count);
-    gradients g[BACKWARD_CONTENDERS];
+    const contender *all = contenders_of_type(b->a->c.type, &count);
+    gradients g[CONTENDERS];
     backward_yardstick *y = backward_yardstick_new(b);
     for (int w = 0; w < count; w++) {
         g[w] = run_backward(b, all[w]);
