@@ -54,7 +54,7 @@ static const char *reason(void) {
 }
 
 static void print_support(const char *name, bool supported) {
-    (void)printf("  %-11s%s%s%s%s%s\n", name, style(stdout, supported ? STYLE_GOOD : STYLE_FAINT),
+    (void)printf("  %-13s%s%s%s%s%s\n", name, style(stdout, supported ? STYLE_GOOD : STYLE_FAINT),
                  supported ? "yes" : "no", style(stdout, STYLE_NONE), supported ? "" : "   ",
                  supported ? "" : reason());
 }
