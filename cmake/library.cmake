@@ -20,6 +20,7 @@ set(flashattn_sources
     src/cpu/kernels_neon.c
     src/cpu/kernels_neon_bf16.c
     src/cpu/kernels_portable.c
+    src/cpu/memory.c
     src/cpu/score_row.c
     src/cpu/threads.c
     src/gradients.c

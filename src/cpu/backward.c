@@ -17,6 +17,7 @@
 
 #include "cpu/backward_bias.h"
 #include "cpu/backward_tile.h"
+#include "cpu/memory.h"
 #include "cpu/threads.h"
 #include "status.h"
 
@@ -441,7 +442,7 @@ static void prepare_head(const fa_gradients *g, const fa_cpu_backward_kernels *k
 fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *plan) {
     const fa_problem *p = &g->problem;
     int64_t bytes = plan->shared_bytes + plan->threads * plan->thread_bytes, splits = plan->splits;
-    char *memory = aligned_alloc(64, (size_t)bytes);
+    char *memory = fa_cpu_allocate(bytes);
     if (memory == NULL)
         return fa_fail(FA_OUT_OF_MEMORY, "no memory for a workspace of %" PRId64 " bytes (%" PRId64 " threads)", bytes,
                        plan->threads);

@@ -12,6 +12,7 @@
 
 #include "cpu/arrays.h"
 #include "cpu/block.h"
+#include "cpu/memory.h"
 #include "cpu/threads.h"
 #include "merge.h"
 #include "status.h"
@@ -297,7 +298,7 @@ static void work(const call *c) {
 fa_status fa_cpu_forward(const fa_problem *p, const fa_cpu_plan *plan) {
     if (plan->blocks == 0 || p->heads_kv == 0) return FA_OK;
     int64_t bytes = plan->shared_bytes + plan->threads * plan->thread_bytes;
-    char *memory = aligned_alloc(64, (size_t)bytes);
+    char *memory = fa_cpu_allocate(bytes);
     if (memory == NULL)
         return fa_fail(FA_OUT_OF_MEMORY, "no memory for a workspace of %" PRId64 " bytes (%" PRId64 " threads)", bytes,
                        plan->threads);
