@@ -116,6 +116,15 @@ typedef struct fa_cpu_kernels {
         .store_row = store_row, .dot_rows = dot_rows, .add_rows = add_rows, .any_nonfinite = any_nonfinite  \
     }
 
+/* The same for bfloat16 operands and inputs, with STEP and DEPTH of the file. */
+#define FA_CPU_BFLOAT16_KERNELS(name)                                                                              \
+    {                                                                                                              \
+        .isa = (name), .panel = PANEL, .operand = FA_ELEMENT_BFLOAT16, .b_bytes = 2, .step = STEP, .depth = DEPTH, \
+        .strip = 24, .load_rows = load_rows, .load_queries = load_queries, .pack_keys = pack_keys,                 \
+        .pack_values = pack_values, .multiply = multiply, .softmax_step = softmax_step, .softcap = softcap,        \
+        .store_row = store_row, .dot_rows = dot_rows, .add_rows = add_rows                                         \
+    }
+
 /* NULL where the build has no such table (another architecture). Whether this machine can run it is
  * dispatch.c's business. */
 const fa_cpu_kernels *fa_cpu_kernels_portable(void);

@@ -13,7 +13,7 @@
 #    define OPERAND_BFLOAT16
 #    define DEPTH 32
 
-#    include "kernels_avx512_bf16.h"
+#    include "kernels_avx512_bf16_operands.h"
 
 #    include "kernels_amx_multiply.h"
 

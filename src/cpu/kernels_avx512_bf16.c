@@ -11,29 +11,13 @@
 #    define OPERAND_BFLOAT16
 #    define DEPTH 2
 
-#    include "kernels_avx512_bf16.h"
+#    include "kernels_avx512_bf16_operands.h"
 
 #    include "kernels_few_rows.h"
 #    include "kernels_multiply.h"
 
 const fa_cpu_kernels *fa_cpu_kernels_avx512_bf16(void) {
-    static const fa_cpu_kernels table = {.isa = FA_ISA_AVX512_BF16,
-                                         .panel = PANEL,
-                                         .operand = FA_ELEMENT_BFLOAT16,
-                                         .b_bytes = 2,
-                                         .step = STEP,
-                                         .depth = DEPTH,
-                                         .strip = 24,
-                                         .load_rows = load_rows,
-                                         .load_queries = load_queries,
-                                         .pack_keys = pack_keys,
-                                         .pack_values = pack_values,
-                                         .multiply = multiply,
-                                         .softmax_step = softmax_step,
-                                         .softcap = softcap,
-                                         .store_row = store_row,
-                                         .dot_rows = dot_rows,
-                                         .add_rows = add_rows};
+    static const fa_cpu_kernels table = FA_CPU_BFLOAT16_KERNELS(FA_ISA_AVX512_BF16);
     return &table;
 }
 

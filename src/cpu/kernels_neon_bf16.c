@@ -172,23 +172,7 @@ static void multiply(float *c, int64_t c_stride, const void *a_operand, int64_t 
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_neon_bf16(void) {
-    static const fa_cpu_kernels table = {.isa = FA_ISA_NEON_BF16,
-                                         .panel = PANEL,
-                                         .operand = FA_ELEMENT_BFLOAT16,
-                                         .b_bytes = 2,
-                                         .step = STEP,
-                                         .depth = DEPTH,
-                                         .strip = 24,
-                                         .load_rows = load_rows,
-                                         .load_queries = load_queries,
-                                         .pack_keys = pack_keys,
-                                         .pack_values = pack_values,
-                                         .multiply = multiply,
-                                         .softmax_step = softmax_step,
-                                         .softcap = softcap,
-                                         .store_row = store_row,
-                                         .dot_rows = dot_rows,
-                                         .add_rows = add_rows};
+    static const fa_cpu_kernels table = FA_CPU_BFLOAT16_KERNELS(FA_ISA_NEON_BF16);
     return &table;
 }
 

@@ -47,6 +47,14 @@ static inline void v_load_two_rows(const void *row0, const void *row1, int64_t i
     *high = vreinterpretq_f32_u16(vzip2q_u16(even, odd));
 }
 
+/* For pairs what v_max_magnitude and v_any_nonfinite are for float32. */
+static inline vector v_max_pair_magnitudes(vector bits, vector pairs) {
+    uint16x8_t magnitudes = vandq_u16(vreinterpretq_u16_f32(pairs), vdupq_n_u16(0x7fff));
+    return vreinterpretq_f32_u16(vmaxq_u16(vreinterpretq_u16_f32(bits), magnitudes));
+}
+
+static inline bool v_any_nonfinite_pair(vector bits) { return vmaxvq_u16(vreinterpretq_u16_f32(bits)) >= 0x7f80; }
+
 static inline void v_store_bfloat16(void *p, vector x, vector y) { store_8(p, round_8(x, y)); }
 
 #endif
