@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_forward import HIDDEN, TOKENS, capture, milliseconds, numbers, ours
+from gpu_forward import HIDDEN, TOKENS, capture, capture_stream, milliseconds, numbers, ours
 from library import addresses, load, tensor
 
 
@@ -37,13 +37,16 @@ def our_backward(flashattn, kernel, dout, q, k, v, out, lse, gradients, causal, 
 
 def peer_backward(backend, dout, q, k, v, causal):
     """The call, and the gradients of a first one, in our order of dimensions."""
-    leaves = [t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v)]
-    with sdpa_kernel(backend):
+    with torch.cuda.stream(capture_stream()), sdpa_kernel(backend):
+        leaves = [t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v)]
         out = scaled_dot_product_attention(*leaves, is_causal=bool(causal))
 
     def call():
         return torch.autograd.grad(out, leaves, dout.transpose(1, 2), retain_graph=True)
-    return call, [g.transpose(1, 2) for g in call()]
+    with torch.cuda.stream(capture_stream()):
+        gradients = [g.transpose(1, 2) for g in call()]
+    torch.cuda.synchronize()
+    return call, gradients
 
 
 def compare(ours, theirs, what):

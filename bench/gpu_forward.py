@@ -44,15 +44,22 @@ def peer(backend, q, k, v, causal):
     return call
 
 
+def capture_stream():
+    """The one stream on which calls are captured: PyTorch runs a backward pass on the stream of its forward pass."""
+    if not hasattr(capture_stream, "stream"):
+        capture_stream.stream = torch.cuda.Stream()
+    capture_stream.stream.wait_stream(torch.cuda.current_stream())
+    return capture_stream.stream
+
+
 def capture(call, calls):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream = capture_stream()
     with torch.cuda.stream(stream):
         call()
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             call()
     return graph
