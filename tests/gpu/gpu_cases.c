@@ -54,7 +54,11 @@ static attention_case fit_to_gpu(attention_case c, fa_kernel kernel) {
     c.page_size = 0;
     c.num_splits = 0;
     /* Lengths on a device are unknown to the host, so bias and mask must reach what is stated or else the whole tensor. */
-    if (c.bias.given || c.mask.given) c.state_maximum = true;
+    if (c.bias.given || c.mask.given) {
+        c.state_maximum = true;
+        if (c.seqlen_q == 0) c.tail_q = 0; /* a longest length of 0 cannot be stated */
+        if (c.seqlen_k == 0) c.tail_k = 0;
+    }
     if (kernel == FA_KERNEL_V3) fit_to_tma(&c);
     return c;
 }
