@@ -26,8 +26,8 @@
  *     type. Weights are float32 too, except on instruction sets with bfloat16 dot products: see fa_isa.
  *   - A query that may see no key gets O = 0 and lse = -inf (with a sink: O = 0, lse = the sink), never NaN.
  *   - Only -inf masks. A bias of -1e30 is a value like any other. NaN or infinity in a key or value that no query sees
- *     reaches no output; on the CPU it reaches exactly the queries that see it, on a GPU it may also reach others of
- *     the same query tile. NaN in a query reaches its own row.
+ *     reaches no output; on the CPU it reaches exactly the queries that see it, on a GPU it may also reach others
+ *     nearby: of the same tile of queries, or that see a key of the same tile of keys. NaN in a query reaches its own row.
  *   - lse (log-sum-exp) is a natural logarithm, of the scaled, capped and biased scores, sink included.
  *   - The order of score changes: s = softmax_scale * q.k; s = softcap * tanh(s / softcap); s += bias + ALiBi; masks;
  *     softmax.

@@ -78,12 +78,23 @@ static bool tiles_differ(const fa_problem *p) {
            p->seqused_k.data != NULL || p->leftpad_k.data != NULL;
 }
 
-/* (batch entry, head) pairs whose K and V fill three quarters of L2; whole groups that share them. */
-static int64_t pairs_in_l2(const fa_problem *p, const fa_machine *m, int64_t tile_entries) {
+/* Up to so many query tiles per head, a group of heads is worked on by all processors at once. */
+#define SHORT_ROW_BLOCKS 8
+
+/*
+ * (batch entry, head) pairs to work on at a time: whole groups that share K and V, whose K and V fill three quarters of L2. Where heads
+ * have few query tiles, Q and O are as much traffic as K and V: then no more than keep all processors busy.
+ */
+static int64_t pairs_at_a_time(const fa_problem *p, const fa_gpu_plan *plan) {
+    const fa_machine *m = plan->machine;
     int64_t rows = p->cu_seqlens_k.data != NULL && p->batch > 0 ? p->rows_k / p->batch : p->rows_k; /* on average */
     int64_t bytes = rows * (p->head_dim + p->head_dim_v) * fa_element_size(p->k.type) + 1;
-    int64_t kv_heads = m->l2_bytes / 4 * 3 / bytes;
-    int64_t pairs = (kv_heads > 1 ? kv_heads : 1) * p->group, all = tile_entries * p->heads;
+    int64_t kv_heads = m->l2_bytes / 4 * 3 / bytes, tiles = plan->row_blocks * p->group;
+    if (plan->row_blocks <= SHORT_ROW_BLOCKS) {
+        int64_t wave = (m->processors + m->processors / 8 + tiles - 1) / tiles;
+        if (wave < kv_heads) kv_heads = wave;
+    }
+    int64_t pairs = (kv_heads > 1 ? kv_heads : 1) * p->group, all = plan->tile_entries * p->heads;
     return pairs < all ? pairs : all;
 }
 
@@ -125,7 +136,7 @@ fa_status fa_v3_params_init(fa_v3_params *params, const fa_problem *p, const fa_
     params->pairs = (int32_t)(plan->tile_entries * p->heads);
     params->tiles = (int32_t)(plan->row_blocks * params->pairs);
     params->longest_first = tiles_differ(p);
-    params->group_heads = (int32_t)pairs_in_l2(p, m, plan->tile_entries);
+    params->group_heads = (int32_t)pairs_at_a_time(p, plan);
     /* A kernel of 96 columns writes only a part of the last 64 in shared memory, which TMA would read. */
     params->store_by_tma = p->out.type == p->q.type && p->cu_seqlens_q.data == NULL && v->head_dim_v % V3_PAGE == 0;
     params->next_tile = workspace;

@@ -8,8 +8,8 @@
 
 #include "instructions/instructions.h"
 
-/* A place in a ring is the number of stages gone by; stage and parity of the lap follow. stages: a power of two. */
-DEVICE uint32_t ring_stage(uint32_t count, uint32_t stages) { return count & (stages - 1u); }
+/* A place in a ring is the number of stages gone by; stage and parity of the lap follow. stages: a constant. */
+DEVICE uint32_t ring_stage(uint32_t count, uint32_t stages) { return count % stages; }
 DEVICE uint32_t ring_parity(uint32_t count, uint32_t stages) { return count / stages & 1u; }
 
 /* One arrival per warpgroup; its threads have come together in the wgmma wait before. thread: within the warpgroup. */

@@ -8,19 +8,27 @@
 #include "sequence.h"
 #include "softmax.h"
 
-/* -inf where the thread's rows `row` and `row + 8` do not see a key by its position. key: the tile's first. count is a constant. */
+/*
+ * -inf where the thread's rows `row` and `row + 8` do not see a key by its position. key: the tile's first. count is a constant. Compared
+ * with offsets from the thread's first column, which are constants, each end of what a row sees costs one comparison per score, and
+ * hardly a tile has both ends; kernels with FEW_REGISTERS compare positions.
+ */
 DEVICE void mask_positions(float *s, int count, const fa_visibility *visibility, int row, int key) {
-    int column = key + (int)(lane_index() % 4) * 2;
+    const int column = key + (int)(lane_index() % 4) * 2, first = FEW_REGISTERS ? column : 0;
     UNROLL
     for (int r = 0; r < 2; r++) {
-        fa_key_range keys = fa_visible_keys(visibility, row + 8 * r);
+        const fa_key_range keys = fa_visible_keys(visibility, row + 8 * r);
+        const int begin = keys.begin - column + first, end = keys.end - column + first;
         UNROLL
-        for (int i = 0; i < count / 4; i++) {
-            UNROLL
-            for (int e = 0; e < 2; e++) {
-                int j = column + 8 * i + e;
-                if (j < keys.begin || j >= keys.end) s[4 * i + 2 * r + e] = -INFINITY;
-            }
+        for (int i = 0; i < count / 2; i++) {
+            const int offset = first + i / 2 * 8 + i % 2;
+            if (offset >= end || (FEW_REGISTERS && offset < begin)) s[4 * (i / 2) + 2 * r + i % 2] = -INFINITY;
+        }
+        if (FEW_REGISTERS || begin <= 0) continue;
+        UNROLL
+        for (int i = 0; i < count / 2; i++) {
+            const int offset = i / 2 * 8 + i % 2;
+            if (offset < begin) s[4 * (i / 2) + 2 * r + i % 2] = -INFINITY;
         }
     }
 }

@@ -13,6 +13,11 @@
 
 #include "instructions/instructions.h"
 
+/* 1: the including kernel has none to spare, so that masks and softmax take a little longer and keep less at hand. */
+#ifndef FEW_REGISTERS
+#    define FEW_REGISTERS 0
+#endif
+
 #define LOG2_E 0x1.715476p+0f /* log2(e) */
 #define LN_2 0x1.62e430p-1f   /* ln(2) */
 
@@ -50,14 +55,25 @@ DEVICE float weight(float s, float shift, float scale_log2) {
 /*
  * s becomes exp(scale (s - m')), sum is brought up to date, and what O has to be multiplied with is left in rescale: exactly 1 where the
  * maximum did not move. -inf becomes 0. fmaxf passes over NaN, but its exponential is NaN and stays in sum. count is a constant.
+ *
+ * slack: the maximum is left as it was unless scores rise by more than 2^slack above it (FlashAttention-4's conditional rescaling). O and
+ * sum are relative to the same maximum, so that it cancels whatever it is; weights are up to 2^slack then. 0: always the true one.
  */
-DEVICE void softmax_step(float *s, int count, softmax_rows *rows, float scale_log2, float *rescale) {
+DEVICE void softmax_step(float *s, int count, softmax_rows *rows, float scale_log2, float slack, float *rescale) {
     UNROLL
     for (int r = 0; r < 2; r++) {
         float max = rows->max[r];
+#if FEW_REGISTERS
         UNROLL
         for (int i = 0; i < count / 4; i++) max = fmaxf(max, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+#else
+        float part[4] = {max, max, max, max}; /* four chains: one alone would be waited for */
+        UNROLL
+        for (int i = 0; i < count / 2; i++) part[i % 4] = fmaxf(part[i % 4], s[4 * (i / 2) + 2 * r + i % 2]);
+        max = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+#endif
         max = quad_max(max);
+        if (slack > 0.0f && !((max - rows->max[r]) * scale_log2 > slack)) max = rows->max[r];
         float shift = weight_shift(max, scale_log2);
         rescale[r] = max == rows->max[r] ? 1.0f
                      : GENERAL           ? weight(rows->max[r], shift, scale_log2)

@@ -20,6 +20,8 @@
 #define STRIPS (BLOCK_M / WARPS / 16)
 #define KEYS BLOCK_N
 
+#define FEW_REGISTERS 1
+
 #include "copy.h"
 #include "multiply.h"
 #include "output.h"

@@ -16,6 +16,8 @@
 
 #define COPY_TESTS_TILES (STAGES == 1)
 
+#define FEW_REGISTERS 1
+
 #include "copy.h"
 #include "multiply.h"
 #include "output.h"
@@ -182,7 +184,7 @@ KERNEL(KERNEL_NAME, THREADS, V2_BLOCKS_PER_SM, fa_forward_params, p) {
         UNROLL
         for (int i = 0; i < STRIPS; i++) {
             float rescale[2];
-            softmax_step(s[i], BLOCK_N / 2, &rows[i], scale_log2, rescale);
+            softmax_step(s[i], BLOCK_N / 2, &rows[i], scale_log2, 0.0f, rescale);
             /* Maxima settle after a few tiles; then the product with 1 is left out. */
             if (vote_any(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
                 UNROLL

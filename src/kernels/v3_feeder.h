@@ -23,16 +23,15 @@ typedef struct feeder {
 DEVICE void feed_work(feeder *f, const shared_layout *s, const fa_v3_params *params, int consumer, uint32_t published) {
     if (!is_feeder(consumer)) return;
     device_sequence sequence;
-    fa_key_range seen;
     work_item w;
     int found = 0;
     while (!found && f->number < (uint32_t)params->tiles) {
         const uint32_t number = f->number;
-        f->number = tile_after(params, number, grid_blocks_x());
-        found = work_locate(&w, &sequence, &seen, params, number);
+        f->number = tile_answer(params, tile_request(params), number);
+        found = work_locate(&w, &sequence, params, number);
     }
     if (!found) w.row = -1;
-    publish(s, published, &w);
+    publish(s, published, &w, &sequence);
 }
 
 /* K of a tile, the one at `kv` of the ring, and V of the tile before it, as far as they belong to the query tile. */
@@ -48,7 +47,7 @@ DEVICE void feed_tiles(feeder *f, const shared_layout *s, const fa_v3_params *pa
     }
     if (tile + 1 < w->tile_begin || tile + 1 >= w->tile_end) return;
     const kv_stage stage = stage_of(s, kv - 1);
-    const fa_key_range seen = tile_keys(&sequence.visibility, w->row, w->row + BLOCK_M).some;
+    const fa_key_range seen = keys_seen(&sequence);
     mbarrier_wait(s->v_empty + 8 * stage.number, stage.empty);
     if (!values_need_cleaning(p, seen, key_v))
         load_pages(stage.v, s->v_full + 8 * stage.number, &params->v, BLOCK_N, PAGES_V, row + BLOCK_N, head_kv,

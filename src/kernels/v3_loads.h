@@ -12,7 +12,7 @@
 
 /* ---- Shared memory ------------------------------------------------------------------------------------------------------ */
 
-#define WORK_BYTES 32 /* of a work item */
+#define WORK_BYTES 48 /* of a work item */
 
 typedef struct shared_layout {
     uint32_t q, out, k, v;                     /* tiles; k and v are rings */
@@ -26,7 +26,7 @@ DEVICE shared_layout layout_shared(void) {
     shared_layout s;
     s.q = shared_base();
     s.out = OUT_IN_Q ? s.q : s.q + BYTES_Q;
-    s.k = s.q + BYTES_Q + (OUT_IN_Q ? 0 : BYTES_O);
+    s.k = s.q + BYTES_Q + (NO_PLACE_FOR_OUT ? 0 : BYTES_O);
     s.v = s.k + STAGES * BYTES_K;
     s.q_full = s.v + STAGES * BYTES_V;
     s.q_empty = s.q_full + 8;
@@ -66,24 +66,43 @@ typedef struct work_item {
     int row;                          /* first query; -1: there is no more work */
     int tile_begin, tile_end;         /* K/V tiles that some row sees; equal: none */
     int everyone_begin, everyone_end; /* keys that every used row sees: tiles inside need no mask */
+    int key_end;                      /* for a consumer: of the keys that some row of its own sees */
 } work_item;
 
-DEVICE void work_store(uint32_t address, const work_item *w) {
+/* What a consumer warpgroup has to do. */
+DEVICE work_item work_load(uint32_t address, int consumer) {
+    u32x4 a = shared_load_u32x4(address), b = shared_load_u32x4(address + 16);
+    work_item w = {(int)a.x, (int)a.y, (int)a.z, (int)a.w, (int)b.x, (int)b.y, (int)b.z, 0};
+    w.key_end = (int)shared_load_u32(address + 32 + 4 * (uint32_t)consumer);
+    return w;
+}
+
+/* From lane 0: the compiler then knows that all lanes have the same, and keeps what follows from it in uniform registers. */
+DEVICE int from_lane_0(int x) { return (int)shuffle_index_u32((uint32_t)x, 0); }
+
+DEVICE work_item work_from_lane_0(work_item w) {
+    const work_item same = {from_lane_0(w.entry),        from_lane_0(w.head),     from_lane_0(w.row),
+                            from_lane_0(w.tile_begin),   from_lane_0(w.tile_end), from_lane_0(w.everyone_begin),
+                            from_lane_0(w.everyone_end), from_lane_0(w.key_end)};
+    return same;
+}
+
+/* For each of them; sequence: not used where there is no work. */
+DEVICE void work_store(uint32_t address, const work_item *w, const device_sequence *sequence) {
     u32x4 a = {(uint32_t)w->entry, (uint32_t)w->head, (uint32_t)w->row, (uint32_t)w->tile_begin};
     u32x4 b = {(uint32_t)w->tile_end, (uint32_t)w->everyone_begin, (uint32_t)w->everyone_end, 0};
     shared_store_u32x4(address, a);
     shared_store_u32x4(address + 16, b);
+    UNROLL
+    for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+        const int row = w->row + 64 * consumer;
+        shared_store_u32(address + 32 + 4 * (uint32_t)consumer,
+                         w->row < 0 ? 0 : (uint32_t)tile_keys(&sequence->visibility, row, row + 64).some.end);
+    }
 }
 
-DEVICE work_item work_load(uint32_t address) {
-    u32x4 a = shared_load_u32x4(address), b = shared_load_u32x4(address + 16);
-    work_item w = {(int)a.x, (int)a.y, (int)a.z, (int)a.w, (int)b.x, (int)b.y, (int)b.z};
-    return w;
-}
-
-/* Tile `number` in the order of work, and the keys that some of its rows see. Returns 0 if the sequence has no such rows. */
-DEVICE int work_locate(work_item *w, device_sequence *sequence, fa_key_range *seen, const fa_v3_params *params,
-                       uint32_t number) {
+/* Tile `number` in the order of work. Returns 0 if the sequence has no such rows. */
+DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_params *params, uint32_t number) {
     const fa_forward_params *p = &params->forward;
     uint32_t row_blocks = (uint32_t)p->row_blocks, pair, row_tile;
     if (params->longest_first) {
@@ -103,7 +122,6 @@ DEVICE int work_locate(work_item *w, device_sequence *sequence, fa_key_range *se
     if (w->row >= sequence->q_rows) return 0;
 
     const device_tile_keys keys = tile_keys(&sequence->visibility, w->row, w->row + BLOCK_M);
-    *seen = keys.some;
     w->tile_begin = w->tile_end = 0;
     w->everyone_begin = keys.all.begin;
     w->everyone_end = keys.all.end;
@@ -125,11 +143,11 @@ DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map
         tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * V3_PAGE, row, head, entry);
 }
 
-DEVICE void publish(const shared_layout *s, uint32_t count, const work_item *w) {
+DEVICE void publish(const shared_layout *s, uint32_t count, const work_item *w, const device_sequence *sequence) {
     uint32_t slot = ring_stage(count, 2);
     mbarrier_wait(s->work_empty + 8 * slot, ring_parity(count, 2) ^ 1u);
     if (lane_index() != 0) return;
-    work_store(s->work + WORK_BYTES * slot, w);
+    work_store(s->work + WORK_BYTES * slot, w, sequence);
     mbarrier_arrive(s->work_full + 8 * slot);
 }
 
@@ -154,9 +172,14 @@ DEVICE int key_unseen(const fa_forward_params *p, const device_sequence *sequenc
 }
 #endif
 
+/* The keys that some query of the sequence sees by position. */
+DEVICE fa_key_range keys_seen(const device_sequence *s) {
+    return tile_keys(&s->visibility, 0, s->visibility.seqlen_q).some;
+}
+
 /*
- * Whether a V tile holds rows that no row of the query tile may see, for their position or, perhaps, because bias or
- * mask hide them: their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
+ * Whether a V tile holds rows that no query may see, for their position or, perhaps, because bias or mask hide them: their
+ * weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
  */
 DEVICE int values_need_cleaning(const fa_forward_params *p, fa_key_range seen, int key) {
     if (GENERAL && (p->bias.data || p->mask.data)) return 1;
@@ -180,14 +203,16 @@ DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device
     }
 }
 
-/* The query tile that this block takes after `number`. All lanes get the answer. */
-DEVICE uint32_t tile_after(const fa_v3_params *params, uint32_t number, uint32_t blocks) {
-    uint32_t next = number + blocks;
-    if (params->next_tile) { /* asked for early: the answer takes as long as a memory access */
-        if (lane_index() == 0) next = global_atomic_add_u32(params->next_tile, 1) + blocks;
-        next = shuffle_index_u32(next, 0);
-    }
-    return next;
+/*
+ * The query tile that this block takes after `number`, in two steps, so that the tile at hand can be worked on in between. All
+ * lanes get the answer.
+ */
+DEVICE uint32_t tile_request(const fa_v3_params *params) {
+    return params->next_tile && lane_index() == 0 ? global_atomic_add_u32(params->next_tile, 1) : 0;
+}
+
+DEVICE uint32_t tile_answer(const fa_v3_params *params, uint32_t taken, uint32_t number) {
+    return (params->next_tile ? shuffle_index_u32(taken, 0) : number) + grid_blocks_x();
 }
 
 /* A place in the ring of K and V tiles. */

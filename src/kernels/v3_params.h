@@ -15,13 +15,13 @@
 #define V3_TILES_BYTES(head_dim, head_dim_v, block_m, block_n, stages)       \
     (V3_TILE_BYTES(block_m, head_dim) + V3_TILE_BYTES(block_m, head_dim_v) + \
      (stages) * (V3_TILE_BYTES(block_n, head_dim) + V3_TILE_BYTES(block_n, head_dim_v)))
-#define V3_BARRIER_BYTES 256   /* barriers and work items */
+#define V3_BARRIER_BYTES 384   /* barriers and work items */
 #define V3_SHARED_LIMIT 232448 /* of a block of sm_90 */
-#define V3_OUT_IN_Q(head_dim, head_dim_v, block_m, block_n, stages) \
+#define V3_TOO_LARGE(head_dim, head_dim_v, block_m, block_n, stages) \
     (V3_TILES_BYTES(head_dim, head_dim_v, block_m, block_n, stages) + V3_BARRIER_BYTES > V3_SHARED_LIMIT)
 #define V3_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, stages)                  \
     (V3_TILES_BYTES(head_dim, head_dim_v, block_m, block_n, stages) + V3_BARRIER_BYTES - \
-     (V3_OUT_IN_Q(head_dim, head_dim_v, block_m, block_n, stages) ? V3_TILE_BYTES(block_m, head_dim_v) : 0))
+     (V3_TOO_LARGE(head_dim, head_dim_v, block_m, block_n, stages) ? V3_TILE_BYTES(block_m, head_dim_v) : 0))
 
 /* Rank 4: (head_dim, row, head, batch entry); variable length: one batch entry that holds all rows. Columns and rows beyond the tensor read as
  * zero. */
