@@ -58,7 +58,8 @@ static fa_status choose_variants(const fa_problem *p, fa_gpu_backward_plan *plan
                        p->head_dim, p->head_dim_v, fa_kernel_name(plan->kernel));
     const fa_variant *v = plan->variant;
     if (plan->kernel == FA_KERNEL_V3)
-        plan->shared_bytes = V3B_SHARED_BYTES(v->head_dim, v->head_dim_v, v->block_m, v->block_n, v->stages);
+        plan->shared_bytes =
+            V3B_SHARED_BYTES(v->head_dim, v->head_dim_v, v->general, v->block_m, v->block_n, v->stages);
     else
         plan->shared_bytes = V2_BACKWARD_SHARED_BYTES(v->head_dim, v->block_m, v->block_n, v->stages);
     plan->dq_columns = plan->kernel == FA_KERNEL_V3 ? V3B_DQ_COLUMNS(v->head_dim) : v->head_dim;
@@ -165,6 +166,8 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .dout_given = fa_gpu_device_rows(&g->dout),
         .dout_copied = plan->copies_dout,
         .dout_float32 = g->dout.type == FA_ELEMENT_FLOAT32,
+        .whole_rows = !plan->copies_dout && p->out.type == p->q.type && p->bias.data == NULL && p->mask.data == NULL &&
+                      whole_pieces(&p->out, p->head_dim_v, p->batch, p->rows_q, p->heads),
         .dq = fa_gpu_device_rows(&g->dq),
         .dk = fa_gpu_device_rows(&g->dk),
         .dv = fa_gpu_device_rows(&g->dv),
@@ -174,6 +177,7 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .block_m = plan->variant->block_m,
         .tile_columns = (int32_t)plan->dq_columns,
         .dq_by_lane = plan->kernel == FA_KERNEL_V3,
+        .dq_aligned = g->dq.type == p->q.type && whole_pieces(&g->dq, p->head_dim, p->batch, p->rows_q, p->heads),
         .key_blocks = (int32_t)plan->key_blocks,
         .key_entries = (int32_t)plan->key_entries,
         .deterministic = g->deterministic,

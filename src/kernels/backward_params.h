@@ -4,7 +4,7 @@
  *
  *   backward_prepare   D = rowsum(dout * out) and the base-2 log-sum-exp of each query; each query's part of dsink
  *   v2_backward or v3_backward    dK and dV, a block of threads per key tile; its part of dQ is added to dq_sum
- *   backward_finish    dQ = softmax_scale * dq_sum, in dq's dtype
+ *   backward_finish    dQ from dq_sum, times softmax_scale if it is not yet, in dq's dtype
  *   score_gradients    dsink, dbias and dalibi_slopes, if asked for
  *
  * Query tiles have block_m rows (those of the main kernel's BLOCK_M) and count as in tile_sequence(): tile number
@@ -29,7 +29,10 @@ typedef struct fa_backward_params {
                             in which rows that take no part are 0 */
     fa_device_rows dout_given;
     int32_t dout_copied, dout_float32; /* float32: as given */
-    fa_device_rows dq, dk, dv;         /* data NULL: not wanted */
+    int32_t
+        whole_rows; /* out and dout have q's dtype and rows of 16-byte pieces, dout is not copied, and bias and mask are
+                           not given */
+    fa_device_rows dq, dk, dv; /* data NULL: not wanted */
     int32_t dq_float32, dk_float32, dv_float32;
     int32_t block_m;
     int32_t tile_columns;  /* of dq_sum: the main kernel's HEAD_DIM, in v3 up to the next multiple of 64 */
@@ -41,7 +44,8 @@ typedef struct fa_backward_params {
     float *delta;    /* [tiles][block_m]: D; 0 in rows that take no part */
     float *row_sum; /* [tiles][block_m]: each query's part of dsink, then of dalibi_slopes; NULL if neither is wanted */
     float *dq_sum;  /* [tiles][block_m * tile_columns], zero at first; elements as dq_sum_index() tells */
-    int32_t dq_by_lane; /* an argument of dq_sum_index() */
+    int32_t dq_by_lane; /* an argument of dq_sum_index(); then the sums are scaled as well */
+    int32_t dq_aligned; /* rows of dq can be written 16 bytes at a time */
     uint32_t
         *turns; /* [tiles][2], zero at first; deterministic: key tiles that have added to dq_sum (v3: to each half) */
     int32_t *idle_rows; /* [tiles]: FA_IDLE_ROWS, FA_IDLE_ROWS_DIRTY */

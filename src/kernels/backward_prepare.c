@@ -3,8 +3,8 @@
  * Before the main backward kernel: of each query what it needs besides q, in the tiles of backward_params.h. One block per
  * query tile; a warp has whole rows.
  *
- * Compiled once per dtype; whatever the head dim. D is summed in float32: each lane its columns in pairs, then a tree over
- * the lanes, always in the same order.
+ * Compiled once per dtype; whatever the head dim. D is summed in float32: each lane its columns, then a tree over the lanes,
+ * always in the same order.
  */
 #define THREADS (WARPS * 32)
 #define ROWS 4 /* that a warp works on at a time */
@@ -70,66 +70,128 @@ DEVICE query_row query_row_of(const fa_backward_params *params, const query_tile
     return x;
 }
 
-KERNEL(KERNEL_NAME, THREADS, 2, fa_backward_params, params) {
-    const fa_forward_params *p = &params->forward;
-    const query_tile t = query_tile_of(params, block_index_x());
-    const device_sequence *s = &t.sequence;
-    const int lane = (int)lane_index(), columns = p->head_dim_v;
-    const float sink = p->sink.data ? device_table_float(&p->sink, t.head, 0) : -INFINITY;
-    const uint32_t idle = shared_base(), dirty = idle + 4; /* counters of rows */
-    if (thread_index() < 2) shared_store_u32(idle + 4 * thread_index(), 0);
-    block_sync();
+/* The counters of a block, in shared memory: rows that take no part, and those of them that hold NaN or infinity. */
+typedef struct row_counters {
+    uint32_t idle, dirty;
+} row_counters;
 
-    for (int first = (int)warp_index() * ROWS; first < params->block_m; first += WARPS * ROWS) {
-        query_row rows[ROWS];
-        float delta[ROWS];
+DEVICE float sink_of(const fa_forward_params *p, int head) {
+    return p->sink.data ? device_table_float(&p->sink, head, 0) : -INFINITY;
+}
+
+/* What the main kernel is told of a row. lse -inf: it takes no part. */
+DEVICE void store_row(const fa_backward_params *params, int row_of_tile, float lse, float delta, float sink) {
+    const int64_t slot = (int64_t)block_index_x() * params->block_m + row_of_tile;
+    const int part = lse != -INFINITY;
+    global_store_f32(params->lse_log2 + slot, part ? lse * LOG2_E : INFINITY);
+    global_store_f32(params->delta + slot, delta);
+    if (params->row_sum)
+        global_store_f32(params->row_sum + slot, part ? -exp2_approx((sink - lse) * LOG2_E) * delta : 0.0f);
+}
+
+/* ROWS rows of the tile, from `first` on, whatever they are; warp. */
+DEVICE void prepare_rows(const fa_backward_params *params, const query_tile *t, int first, row_counters counters) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence *s = &t->sequence;
+    const int lane = (int)lane_index(), columns = p->head_dim_v;
+    const float sink = sink_of(p, t->head);
+    query_row rows[ROWS];
+    float delta[ROWS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = query_row_of(params, t, t->row + first + r);
+        delta[r] = 0.0f;
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+        if (rows[r].lse != -INFINITY && !sees_key(p, t, rows[r].row, fa_visible_keys(&s->visibility, rows[r].row)))
+            rows[r].lse = -INFINITY;
+    for (int c = 2 * lane; c < columns; c += 64) { /* loads of all rows first: they take their time */
+        f32x2 x[ROWS], y[ROWS];
         UNROLL
         for (int r = 0; r < ROWS; r++) {
-            rows[r] = query_row_of(params, &t, t.row + first + r);
-            delta[r] = 0.0f;
+            if (rows[r].lse == -INFINITY) continue;
+            x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
+            y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
         }
         UNROLL
         for (int r = 0; r < ROWS; r++)
-            if (rows[r].lse != -INFINITY && !sees_key(p, &t, rows[r].row, fa_visible_keys(&s->visibility, rows[r].row)))
-                rows[r].lse = -INFINITY;
-        for (int c = 2 * lane; c < columns; c += 64) { /* loads of all rows first: they take their time */
-            f32x2 x[ROWS], y[ROWS];
-            UNROLL
-            for (int r = 0; r < ROWS; r++) {
-                if (rows[r].lse == -INFINITY) continue;
-                x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
-                y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
-            }
-            UNROLL
-            for (int r = 0; r < ROWS; r++)
-                if (rows[r].lse != -INFINITY) delta[r] = fmaf(x[r].y, y[r].y, fmaf(x[r].x, y[r].x, delta[r]));
+            if (rows[r].lse != -INFINITY) delta[r] = fmaf(x[r].y, y[r].y, fmaf(x[r].x, y[r].x, delta[r]));
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        const int row = rows[r].row, part = rows[r].lse != -INFINITY;
+        const char *dout = rows[r].dout;
+        if (!part && rows[r].in_memory) {
+            const char *q = row_address(&p->q, s, s->q_begin + row, t->head);
+            int bad = row_not_finite(q, p->head_dim, 0) || row_not_finite(dout, columns, params->dout_float32);
+            if (lane == 0 && row < s->visibility.seqlen_q) (void)shared_atomic_add_u32(counters.idle, 1);
+            if (lane == 0 && bad) (void)shared_atomic_add_u32(counters.dirty, 1);
         }
-        UNROLL
-        for (int r = 0; r < ROWS; r++) {
-            const int row = rows[r].row, part = rows[r].lse != -INFINITY;
-            const char *dout = rows[r].dout;
-            if (!part && rows[r].in_memory) {
-                const char *q = row_address(&p->q, s, s->q_begin + row, t.head);
-                int bad = row_not_finite(q, p->head_dim, 0) || row_not_finite(dout, columns, params->dout_float32);
-                if (lane == 0 && row < s->visibility.seqlen_q) (void)shared_atomic_add_u32(idle, 1);
-                if (lane == 0 && bad) (void)shared_atomic_add_u32(dirty, 1);
-            }
-            if (params->dout_copied && row < s->q_rows)
-                copy_dout(row_address(&params->dout, s, s->q_begin + row, t.head), dout, columns, params->dout_float32,
-                          part);
-            delta[r] = warp_sum(delta[r]);
-            if (lane == 0) {
-                const int64_t slot = (int64_t)block_index_x() * params->block_m + first + r;
-                global_store_f32(params->lse_log2 + slot, part ? rows[r].lse * LOG2_E : INFINITY);
-                global_store_f32(params->delta + slot, delta[r]);
-                if (params->row_sum)
-                    global_store_f32(params->row_sum + slot,
-                                     part ? -exp2_approx((sink - rows[r].lse) * LOG2_E) * delta[r] : 0.0f);
-            }
+        if (params->dout_copied && row < s->q_rows)
+            copy_dout(row_address(&params->dout, s, s->q_begin + row, t->head), dout, columns, params->dout_float32,
+                      part);
+        delta[r] = warp_sum(delta[r]);
+        if (lane == 0) store_row(params, first + r, rows[r].lse, delta[r], sink);
+    }
+}
+
+DEVICE float dot_pair(uint32_t x, uint32_t y, float sum) {
+    const f32x2 a = unpack_16bit(x), b = unpack_16bit(y);
+    return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
+}
+
+/*
+ * The usual case: rows of 16-byte pieces, of which a lane loads one each of several rows, before it looks at any. lanes: that share
+ * a row, a power of two. Returns 0, and has done nothing, if one of the rows takes no part.
+ */
+DEVICE int prepare_whole_rows(const fa_backward_params *params, const query_tile *t, int first, int lanes) {
+    const fa_forward_params *p = &params->forward;
+    const device_sequence *s = &t->sequence;
+    const int lane = (int)lane_index(), piece = lane % lanes, own = lane / lanes;
+    const float sink = sink_of(p, t->head);
+    query_row rows[ROWS];
+    u32x4 x[ROWS], y[ROWS];
+    int idle = 0;
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = query_row_of(params, t, t->row + first + r * (32 / lanes) + own);
+        x[r].x = x[r].y = x[r].z = x[r].w = 0;
+        y[r] = x[r];
+        if (!rows[r].in_memory) continue;
+        const fa_key_range keys = fa_visible_keys(&s->visibility, rows[r].row);
+        if (rows[r].lse == -INFINITY || keys.begin >= keys.end)
+            idle = 1;
+        else if (piece * 8 < p->head_dim_v) {
+            x[r] = global_load_u32x4(rows[r].dout + 16 * piece);
+            y[r] = global_load_u32x4(rows[r].out + 16 * piece);
         }
+    }
+    if (vote_any(idle)) return 0;
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        float delta = dot_pair(x[r].w, y[r].w,
+                               dot_pair(x[r].z, y[r].z, dot_pair(x[r].y, y[r].y, dot_pair(x[r].x, y[r].x, 0.0f))));
+        for (int distance = lanes / 2; distance > 0; distance /= 2) delta += shuffle_xor_f32(delta, (uint32_t)distance);
+        if (piece == 0) store_row(params, first + r * (32 / lanes) + own, rows[r].lse, delta, sink);
+    }
+    return 1;
+}
+
+KERNEL(KERNEL_NAME, THREADS, 2, fa_backward_params, params) {
+    const query_tile t = query_tile_of(params, block_index_x());
+    const int columns = params->forward.head_dim_v, lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32;
+    const int step = params->whole_rows ? ROWS * 32 / lanes : ROWS; /* divides block_m */
+    const row_counters counters = {shared_base(), shared_base() + 4};
+    if (thread_index() < 2) shared_store_u32(shared_base() + 4 * thread_index(), 0);
+    block_sync();
+    for (int first = (int)warp_index() * step; first < params->block_m; first += WARPS * step) {
+        if (params->whole_rows && prepare_whole_rows(params, &t, first, lanes)) continue;
+        for (int r = 0; r < step; r += ROWS) prepare_rows(params, &t, first + r, counters);
     }
     block_sync();
     if (thread_index() == 0)
-        global_store_i32(params->idle_rows + block_index_x(), (shared_load_u32(idle) ? FA_IDLE_ROWS : 0) |
-                                                                  (shared_load_u32(dirty) ? FA_IDLE_ROWS_DIRTY : 0));
+        global_store_i32(params->idle_rows + block_index_x(),
+                         (shared_load_u32(counters.idle) ? FA_IDLE_ROWS : 0) |
+                             (shared_load_u32(counters.dirty) ? FA_IDLE_ROWS_DIRTY : 0));
 }

@@ -7,7 +7,7 @@
  *     P^T = exp(S^T - lse)               while dP^T is under way
  *     dS^T = P^T (dP^T - D)
  *     dV += P^T dO,  dK += dS^T Q        in registers until the end: no other block adds to them
- *     dQ_sum += dS K                     float32 additions in global memory
+ *     dQ_sum += dS K                     float32 additions in global memory, by bulk reductions from shared memory
  *
  * A producer warp feeds it by TMA, as in v3_forward.c. Scores are computed transposed, keys down and queries across, so
  * that P^T and dS^T are in the registers in which the products with dO and Q want them. With heads of more than 128
@@ -79,6 +79,10 @@
 #    define COLUMNS_DQ 128
 #endif
 #define DQ_COLUMNS V3B_DQ_COLUMNS(HEAD_DIM)
+#define DQ_PLACES V3B_DQ_PLACES(HEAD_DIM, GENERAL)
+#define DQ_IN_STAGES (DQ_PLACES == 0)
+/* dV += P^T dO is under way while dS is computed, where there are registers for it. */
+#define EARLY_DV (!SPLIT_COLUMNS && QUERIES < 128)
 #define DQ_TILE (BLOCK_M * DQ_COLUMNS)
 
 #if TILE_PAGE == 64
@@ -87,172 +91,18 @@
 #    define PAGE_SWIZZLE SWIZZLE_64B
 #endif
 
-/* Named barriers: of both consumer warpgroups, and of each. */
+/*
+ * Named barriers: of both consumer warpgroups; where each waits for the other one's dS (and P), which may be a tile ahead; and
+ * between each and the warp that adds its dQ.
+ */
 #define BARRIER_CONSUMERS 1
-#define BARRIER_TURN 2
+#define BARRIER_STORED(consumer, count) ((uint32_t)(4 + (consumer)) + 2 * ((count)&1u))
+#define BARRIER_DQ_FULL(consumer, count) ((uint32_t)(8 + (consumer)) + 2 * ((count)&1u))
+#define BARRIER_DQ_EMPTY(consumer, count) ((uint32_t)(12 + (consumer)) + 2 * dq_place(count))
+#define DQ_THREADS 160 /* a consumer warpgroup and the warp that adds */
 
-/* ---- Shared memory ---- */
-
-typedef struct shared_layout {
-    uint32_t k, v, q, dout, s; /* tiles; q and dout are rings, s holds dS twice, and P twice behind it */
-    uint32_t lse, delta, work; /* per stage: BLOCK_M floats each, and 16 bytes */
-    uint32_t kv_full, q_full, q_empty, dout_full, dout_empty; /* mbarriers; one per stage but for the first */
-    uint32_t raw;                                             /* a tile that the producer still has to clean */
-} shared_layout;
-
-DEVICE shared_layout layout_shared(void) {
-    shared_layout s;
-    s.k = shared_base();
-    s.v = s.k + BYTES_K;
-    s.q = s.v + BYTES_V;
-    s.dout = s.q + STAGES * BYTES_Q;
-    s.s = s.dout + STAGES * BYTES_DO;
-    s.lse = s.s + (SPLIT_COLUMNS ? 4 : 2) * BYTES_S;
-    s.delta = s.lse + STAGES * BLOCK_M * 4;
-    s.work = s.delta + STAGES * BLOCK_M * 4;
-    s.kv_full = s.work + STAGES * 16;
-    s.q_full = s.kv_full + 8;
-    s.q_empty = s.q_full + STAGES * 8;
-    s.dout_full = s.q_empty + STAGES * 8;
-    s.dout_empty = s.dout_full + STAGES * 8;
-    s.raw = s.dout_empty + STAGES * 8;
-    return s;
-}
-
-DEVICE void init_barriers(const shared_layout *s) {
-    mbarrier_init(s->kv_full, 1);
-    mbarrier_init(s->raw, 1);
-    for (uint32_t i = 0; i < STAGES; i++) {
-        mbarrier_init(s->q_full + 8 * i, 1);
-        mbarrier_init(s->q_empty + 8 * i, CONSUMERS);
-        mbarrier_init(s->dout_full + 8 * i, 1);
-        mbarrier_init(s->dout_empty + 8 * i, CONSUMERS);
-    }
-    fence_mbarrier_init();
-}
-
-/* ---- The block's keys ---- */
-
-typedef struct key_work {
-    key_tile tile;
-    int key;           /* first key */
-    fa_key_range seen; /* those that some query sees by position; all others count as zero */
-} key_work;
-
-/* Returns 0 if there are no such rows in dk and dv. */
-DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
-    w->tile = key_tile_locate(params, BLOCK_N);
-    w->key = w->tile.number * BLOCK_N;
-    const fa_visibility *v = &w->tile.sequence.visibility;
-    const fa_key_range seen = tile_keys(v, 0, v->seqlen_q).some;
-    w->seen.begin = w->key > seen.begin ? w->key : seen.begin;
-    w->seen.end = w->key + BLOCK_N < seen.end ? w->key + BLOCK_N : seen.end;
-    if (w->seen.end < w->seen.begin) w->seen.end = w->seen.begin;
-    return w->key < w->tile.rows;
-}
-
-/* ---- Producer ---- */
-
-DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row,
-                       int head, int entry) {
-    UNROLL
-    for (int page = 0; page < pages; page++)
-        tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * TILE_PAGE, row, head, entry);
-}
-
-/* K and V, once. Rows that no query may see become zero: what they hold must not meet a weight of 0. Returns whether it
- * took the barrier `raw`. */
-DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params, const key_work *w) {
-    const fa_forward_params *p = &params->backward.forward;
-    const int entry = p->cu_seqlens_k.data ? 0 : w->tile.sequence.entry, row = (int)w->tile.sequence.k_begin + w->key;
-    const int whole = w->seen.begin == w->key && w->seen.end == w->key + BLOCK_N;
-    const int by_value = GENERAL && (p->bias.data || p->mask.data);
-    const int clean = !whole || by_value;
-    const uint32_t barrier = clean ? s->raw : s->kv_full;
-    if (lane_index() == 0) {
-        mbarrier_arrive_expect_tx(barrier, BYTES_K + BYTES_V);
-        load_pages(s->k, barrier, &params->k, BLOCK_N, PAGES_K, row, w->tile.head_kv, entry);
-        load_pages(s->v, barrier, &params->v, BLOCK_N, PAGES_V, row, w->tile.head_kv, entry);
-    }
-    if (!clean) return 0;
-    mbarrier_wait(s->raw, 0);
-    for (int i = (int)lane_index(); i < BLOCK_N; i += 32) {
-        int unseen = w->key + i < w->seen.begin || w->key + i >= w->seen.end;
-#if GENERAL
-        if (!unseen && by_value &&
-            (tile_row_not_finite(s->k, BLOCK_N, i, HEAD_DIM) || tile_row_not_finite(s->v, BLOCK_N, i, HEAD_DIM_V)))
-            unseen = !some_query_sees(&params->backward, &w->tile, w->key + i);
-#endif
-        if (!unseen) continue;
-        clear_tile_row(s->k, BLOCK_N, i, HEAD_DIM);
-        clear_tile_row(s->v, BLOCK_N, i, HEAD_DIM_V);
-    }
-    fence_proxy_async_shared();
-    warp_sync();
-    if (lane_index() == 0) mbarrier_arrive(s->kv_full);
-    return 1;
-}
-
-/* A tile of Q with the log-sum-exps, or of dO with D. In a dirty tile rows that take no part become zero. */
-DEVICE void load_queries(uint32_t tile, uint32_t numbers, uint32_t full, const fa_tensor_map *map, int pages,
-                         int columns, const float *source, int row, int head, int entry, int dirty, uint32_t lse,
-                         uint32_t raw, uint32_t raw_parity) {
-    const uint32_t barrier = dirty ? raw : full;
-    if (lane_index() == 0) {
-        mbarrier_arrive_expect_tx(barrier, (uint32_t)(pages * PAGE_BYTES(BLOCK_M) + BLOCK_M * 4));
-        load_pages(tile, barrier, map, BLOCK_M, pages, row, head, entry);
-        bulk_load(numbers, source, BLOCK_M * 4, barrier);
-    }
-    if (!dirty) return;
-    mbarrier_wait(raw, raw_parity);
-    for (int i = (int)lane_index(); i < BLOCK_M; i += 32)
-        if (shared_load_f32(lse + 4 * (uint32_t)i) == INFINITY) clear_tile_row(tile, BLOCK_M, i, columns);
-    fence_proxy_async_shared();
-    warp_sync();
-    if (lane_index() == 0) mbarrier_arrive(full);
-}
-
-DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params, const key_work *w) {
-    const fa_backward_params *b = &params->backward;
-    const fa_forward_params *p = &b->forward;
-    const fa_visibility *v = &w->tile.sequence.visibility;
-    uint32_t count = 0; /* stages gone by */
-    if (w->seen.begin < w->seen.end) {
-        const int entry = p->cu_seqlens_q.data ? 0 : w->tile.sequence.entry;
-        const device_row_range rows = rows_that_see(v, w->seen.begin, w->seen.end);
-        uint32_t raws = (uint32_t)load_keys(s, params, w);
-        for (int head = w->tile.head_kv * p->group; head < (w->tile.head_kv + 1) * p->group; head++) {
-            NO_UNROLL
-            for (int row = rows.begin / BLOCK_M * BLOCK_M; row < rows.end; row += BLOCK_M) {
-                const uint32_t stage = ring_stage(count, STAGES), empty = ring_parity(count, STAGES) ^ 1u;
-                const int64_t tile = first_query_tile(b, &w->tile.sequence, head) + row / BLOCK_M;
-                const int idle = global_load_i32(b->idle_rows + tile), dirty = idle & FA_IDLE_ROWS_DIRTY;
-                const fa_key_range all = tile_keys(v, row, row + BLOCK_M).all;
-                const u32x4 work = {(uint32_t)head, (uint32_t)row,
-                                    idle || w->key < all.begin || w->key + BLOCK_N > all.end ? 1u : 0u, 1u};
-                const int first = (int)w->tile.sequence.q_begin + row;
-                const uint32_t lse = s->lse + stage * BLOCK_M * 4;
-                count++;
-                mbarrier_wait(s->q_empty + 8 * stage, empty);
-                if (lane_index() == 0) shared_store_u32x4(s->work + 16 * stage, work);
-                load_queries(s->q + stage * BYTES_Q, lse, s->q_full + 8 * stage, &params->q, PAGES_K, HEAD_DIM,
-                             b->lse_log2 + tile * BLOCK_M, first, head, entry, dirty, lse, s->raw, raws & 1u);
-                raws += dirty != 0;
-                mbarrier_wait(s->dout_empty + 8 * stage, empty);
-                load_queries(s->dout + stage * BYTES_DO, s->delta + stage * BLOCK_M * 4, s->dout_full + 8 * stage,
-                             &params->dout, PAGES_V, HEAD_DIM_V, b->delta + tile * BLOCK_M, first, head, entry, dirty,
-                             lse, s->raw, raws & 1u);
-                raws += dirty != 0;
-            }
-        }
-    }
-    const uint32_t stage = ring_stage(count, STAGES);
-    const u32x4 end = {0, 0, 0, 0};
-    mbarrier_wait(s->q_empty + 8 * stage, ring_parity(count, STAGES) ^ 1u);
-    if (lane_index() != 0) return;
-    shared_store_u32x4(s->work + 16 * stage, end);
-    mbarrier_arrive(s->q_full + 8 * stage);
-}
+#include "v3_backward_dq.h"
+#include "v3_backward_producer.h"
 
 /* ---- Consumer: products ---- */
 
@@ -334,25 +184,40 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
 
 /* ---- Consumer: scores, keys down and queries across; tiles with a mask: score_backward.h ---- */
 
-/* P^T in the place of S^T. lse: shared memory address of the first query's. */
-DEVICE void weigh(float *s, uint32_t lse, float scale_log2) {
-    const uint32_t pair = lane_index() % 4 * 8;
+/* What a thread needs of the log-sum-exps, or D, of the tile: of its two queries in each group of 8. numbers: shared memory address of the
+ * first query's. */
+typedef struct query_numbers {
+    f32x2 of[QUERIES / 8];
+} query_numbers;
+
+/* GENERAL: nothing, since every tile is a masked one, and these read their own. */
+DEVICE query_numbers load_numbers(uint32_t numbers) {
+    query_numbers q;
     UNROLL
     for (int n = 0; n < QUERIES / 8; n++) {
-        const f32x2 l = shared_load_f32x2(lse + pair + 32 * (uint32_t)n);
+        q.of[n].x = q.of[n].y = 0.0f;
+        if (!GENERAL) q.of[n] = shared_load_f32x2(numbers + lane_index() % 4 * 8 + 32 * (uint32_t)n);
+    }
+    return q;
+}
+
+/* P^T in the place of S^T. */
+DEVICE void weigh(float *s, const query_numbers *lse, float scale_log2) {
+    UNROLL
+    for (int n = 0; n < QUERIES / 8; n++) {
         UNROLL
-        for (int v = 0; v < 4; v++) s[4 * n + v] = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -l.y : -l.x));
+        for (int v = 0; v < 4; v++)
+            s[4 * n + v] = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -lse->of[n].y : -lse->of[n].x));
     }
 }
 
 /* dS^T = P^T (dP^T - D) in the place of dP^T. */
-DEVICE void differentiate(float *dp, const float *p, uint32_t delta) {
-    const uint32_t pair = lane_index() % 4 * 8;
+DEVICE void differentiate(float *dp, const float *p, const query_numbers *delta) {
     UNROLL
     for (int n = 0; n < QUERIES / 8; n++) {
-        const f32x2 d = shared_load_f32x2(delta + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int v = 0; v < 4; v++) dp[4 * n + v] = p[4 * n + v] * (dp[4 * n + v] - (v % 2 ? d.y : d.x));
+        for (int v = 0; v < 4; v++)
+            dp[4 * n + v] = p[4 * n + v] * (dp[4 * n + v] - (v % 2 ? delta->of[n].y : delta->of[n].x));
     }
 }
 
@@ -366,41 +231,6 @@ DEVICE void store_fragments(uint32_t address, const uint32_t *packed) {
     UNROLL
     for (int n = 0; n < QUERIES / 16; n++)
         stmatrix_x4((address ^ (uint32_t)(n % 4 * 32)) + (uint32_t)(n / 4) * PAGE_BYTES_S, &packed[4 * n]);
-}
-
-/* ---- Consumer: dQ ---- */
-
-/*
- * Adds the warpgroup's part to dq_sum; deterministic: when all key tiles before this one have. Blocks of lower keys have lower
- * indices and start first, so that nobody waits for a block that waits to start.
- */
-DEVICE void add_dq(const float *dq, const fa_backward_params *b, const key_work *w, int head, int row, int consumer) {
-    const int lane = (int)thread_index() % 32, warp = (int)thread_index() / 32 % 4;
-    const int64_t tile = first_query_tile(b, &w->tile.sequence, head) + row / BLOCK_M;
-    const int first_row = BLOCK_M == 128 ? 64 * consumer : 0, first_column = BLOCK_M == 128 ? 0 : COLUMNS_DQ * consumer;
-    float *sum =
-        b->dq_sum + tile * DQ_TILE + dq_sum_index(first_row + 16 * warp, first_column, DQ_COLUMNS, 1) + 4 * lane;
-    uint32_t *turns = b->turns + 2 * tile + consumer;
-    const uint32_t barrier = (uint32_t)(BARRIER_TURN + consumer);
-    const uint32_t turn =
-        (uint32_t)(w->tile.number - tile_keys(&w->tile.sequence.visibility, row, row + BLOCK_M).some.begin / BLOCK_N);
-    if (b->deterministic) {
-        if (thread_index() % 128 == 0)
-            while (global_load_acquire_u32(turns) != turn) {}
-        named_barrier_sync(barrier, 128);
-    }
-    UNROLL
-    for (int i = 0; i < COLUMNS_DQ / 8; i++) {
-        const f32x4 x = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-        global_reduce_add_f32x4(sum + 128 * i, x);
-    }
-    if (b->deterministic) {
-        named_barrier_sync(barrier, 128);
-        if (thread_index() % 128 == 0) {
-            fence_gpu(); /* the warpgroup's additions, before the flag */
-            global_store_release_u32(turns, turn + 1);
-        }
-    }
 }
 
 /* ---- Consumer: dK and dV ---- */
@@ -468,11 +298,11 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
     const uint32_t k_rows = shared->k + key_offset * TILE_PAGE * 2, v_rows = shared->v + key_offset * TILE_PAGE * 2;
     const uint32_t half_k = (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_N);
     /* The 16-byte chunk of a dS tile that stmatrix wants from this lane, for its warp's keys and first 16 queries. */
-    const uint32_t row = key_offset + (uint32_t)(16 * warp + lane % 16),
+    const uint32_t chunk_row = key_offset + (uint32_t)(16 * warp + lane % 16),
                    chunk = query_offset / 8 + (uint32_t)(lane / 16);
-    const uint32_t fragment = swizzle_128b(shared->s + row * 128 + chunk * 16);
+    const uint32_t fragment = swizzle_128b(shared->s + chunk_row * 128 + chunk * 16);
 
-    float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2];
+    float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2], dq_scaled[COLUMNS_DQ / 2];
     uint32_t count = 0, loaded = 0;
     for (;; count++) {
         const uint32_t stage = ring_stage(count, STAGES), parity = ring_parity(count, STAGES);
@@ -483,42 +313,59 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         uint32_t p16[QUERIES / 4], ds16[QUERIES / 4];
         mbarrier_wait(shared->q_full + 8 * stage, parity);
         const u32x4 work = shared_load_u32x4(shared->work + 16 * stage);
-        if (work.w == 0) break;
+        if (work.z == WORK_END) break;
         if (!loaded) mbarrier_wait(shared->kv_full, 0);
         loaded = 1;
         issue_transposed(s, k_rows, q_tile + query_offset * TILE_PAGE * 2, HEAD_DIM);
         mbarrier_wait(shared->dout_full + 8 * stage, parity);
         issue_transposed(dp, v_rows, dout_tile + query_offset * TILE_PAGE * 2, HEAD_DIM_V);
+#if !DQ_IN_STAGES
+        if (count > 0 && b->dq.data) hand_over_dq(dq_scaled, shared, consumer, count - 1); /* beside these products */
+#endif
+        const query_numbers lse =
+            load_numbers(shared->lse + numbers); /* before they are needed: reading takes its time */
         wgmma_wait_group(1);
         register_fence_f32(s, QUERIES / 2);
-        const int masked = GENERAL || work.z;
-        if (!masked) weigh(s, shared->lse + numbers, b->forward.softmax_scale * LOG2_E);
-        wgmma_wait_group(0);
-        register_fence_f32(dp, QUERIES / 2);
+        const int masked = GENERAL || work.z == WORK_MASKED;
         if (masked) {
             const score_place at = {w->tile.sequence.entry, (int)work.x, (int)(work.y + query_offset) + lane % 4 * 2,
                                     w->key + (int)key_offset + 16 * warp + lane / 4};
+            wgmma_wait_group(0);
+            register_fence_f32(dp, QUERIES / 2);
             scores_to_gradients_masked(s, dp, QUERIES / 2, shared->lse + numbers, shared->delta + numbers,
                                        &w->tile.sequence.visibility, at, &b->forward);
         } else {
-            differentiate(dp, s, shared->delta + numbers);
+            weigh(s, &lse, b->forward.softmax_scale * LOG2_E);
         }
+#if EARLY_DV
         pack_fragments(p16, s);
-        pack_fragments(ds16, dp);
-#if !SPLIT_COLUMNS
         issue_dv(dv, p16, 0, dout_tile, count > 0);
-#else
+#endif
+        const query_numbers delta = load_numbers(shared->delta + numbers);
+        wgmma_wait_group(EARLY_DV);
+        register_fence_f32(dp, QUERIES / 2);
+        if (!masked) differentiate(dp, s, &delta);
+        pack_fragments(ds16, dp);
+#if !EARLY_DV
+        pack_fragments(p16, s);
+#    if SPLIT_COLUMNS
         store_fragments(fragment + (count & 1u) * BYTES_S + 2 * BYTES_S, p16);
+#    else
+        issue_dv(dv, p16, 0, dout_tile, count > 0);
+#    endif
 #endif
         store_fragments(fragment + (count & 1u) * BYTES_S, ds16);
         fence_proxy_async_shared();
-        named_barrier_sync(BARRIER_CONSUMERS, 256); /* dS of all keys is there; the tile before it is free */
+        /* The other warpgroup may go on to its products, and this one to those that need its own dS alone. */
+        named_barrier_arrive(BARRIER_STORED(1 - consumer, count), 256);
 #if SPLIT_COLUMNS
+        named_barrier_sync(BARRIER_STORED(consumer, count), 256);
         issue_dv(dv, p16, p_tile, dout_tile + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dk(dk, ds16, ds_tile, q_tile + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M), count > 0);
 #else
         (void)p_tile;
         issue_dk(dk, ds16, 0, q_tile, count > 0);
+        named_barrier_sync(BARRIER_STORED(consumer, count), 256);
 #endif
         float dq[COLUMNS_DQ / 2];
 #if BLOCK_M == 128
@@ -527,15 +374,25 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
 #else
         issue_dq(dq, ds_tile, shared->k + half_k);
 #endif
-        wgmma_wait_group(1);
+        wgmma_wait_group(0);
         register_fence_f32(dv, COLUMNS_V / 2);
         register_fence_f32(dk, COLUMNS_K / 2);
+        register_fence_f32(dq, COLUMNS_DQ / 2);
+        UNROLL
+        for (int i = 0; i < COLUMNS_DQ / 2; i++) dq_scaled[i] = dq[i] * b->forward.softmax_scale;
+#if DQ_IN_STAGES
+        /* The warpgroup has read its halves of Q and dO for the last time, and nobody else reads them. */
+        if (b->dq.data) {
+            hand_over_dq(dq_scaled, shared, consumer, count);
+            continue;
+        }
+#endif
         release(shared->dout_empty + 8 * stage, thread);
         release(shared->q_empty + 8 * stage, thread);
-        wgmma_wait_group(0);
-        register_fence_f32(dq, COLUMNS_DQ / 2);
-        if (b->dq.data) add_dq(dq, b, w, (int)work.x, (int)work.y, consumer);
     }
+#if !DQ_IN_STAGES
+    if (count > 0 && b->dq.data) hand_over_dq(dq_scaled, shared, consumer, count - 1);
+#endif
 
     if (count == 0) { /* nobody sees these keys */
         UNROLL
@@ -555,11 +412,19 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_v3_backward_params, params) {
     if (!work_locate(&w, &params->backward)) return;
     shared_layout shared = layout_shared();
     uint32_t warpgroup = warpgroup_index();
-    if (thread_index() == 0) init_barriers(&shared);
+    if (thread_index() == 0) {
+        init_barriers(&shared);
+        store_dq_order(&shared, &params->backward, &w);
+    }
     block_sync();
     if (warpgroup == 0) {
         set_max_registers_decrease(PRODUCER_REGISTERS);
-        if (thread_index() < 32) produce(&shared, params, &w);
+        /* From lane 0, so that the compiler knows that each warp takes one way, and uses uniform registers there. */
+        const uint32_t warp = shuffle_index_u32(warp_index(), 0);
+        if (warp == 0)
+            produce(&shared, params, &w);
+        else if (warp < 3)
+            add_dq(&shared, &params->backward, &w, (int)warp - 1);
     } else {
         set_max_registers_increase(CONSUMER_REGISTERS);
         consume(&shared, params, &w, (int)warpgroup - 1);

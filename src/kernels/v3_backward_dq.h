@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dQ in the v3 backward kernel: from the consumer warpgroups through shared memory to dq_sum in global memory, where those of all
+ * key tiles are added up, by bulk reductions. Included by v3_backward.c behind its macros.
+ */
+#ifndef FA_KERNELS_V3_BACKWARD_DQ_H
+#define FA_KERNELS_V3_BACKWARD_DQ_H
+
+#include "v3_backward_memory.h"
+
+/* Which of its places dQ of a query tile takes; count: of query tiles before it. */
+DEVICE uint32_t dq_place(uint32_t count) { return DQ_PLACES == 2 ? count & 1u : 0; }
+
+/* Where the warp's 16 rows of dQ lie in shared memory on their way to dq_sum. count: of query tiles before this one. */
+DEVICE uint32_t dq_part(const shared_layout *s, int consumer, int warp, uint32_t count) {
+    const uint32_t stage = ring_stage(count, STAGES), bytes = COLUMNS_DQ * 64;
+#if DQ_IN_STAGES /* this warpgroup's halves of Q and dO */
+    const uint32_t half = warp < 2
+                              ? s->q + stage * BYTES_Q + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M)
+                              : s->dout + stage * BYTES_DO + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M);
+    return half + (uint32_t)(warp % 2) * bytes;
+#else
+    (void)stage;
+    return s->dq + (dq_place(count) * 8 + (uint32_t)(4 * consumer + warp)) * bytes;
+#endif
+}
+
+DEVICE void store_dq(const float *dq, uint32_t part) {
+    UNROLL
+    for (int i = 0; i < COLUMNS_DQ / 8; i++) { /* as dq_sum_index() tells */
+        const f32x4 x = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+        shared_store_f32x4(part + 512 * (uint32_t)i + 16 * lane_index(), x);
+    }
+    fence_proxy_async_shared();
+}
+
+/*
+ * In deterministic order: how many key tiles are added to dQ of a query tile before this one: those behind it that some query of
+ * the tile sees. What it takes to know that lies in shared memory, since registers are scarce here.
+ */
+DEVICE void store_dq_order(const shared_layout *s, const fa_backward_params *b, const key_work *w) {
+    const fa_visibility *v = &w->tile.sequence.visibility;
+    const u32x4 order = {(uint32_t)v->seqlen_q, (uint32_t)v->key_end, (uint32_t)(v->diagonal + v->right + 1),
+                         (uint32_t)key_tile_number(b, &w->tile)};
+    shared_store_u32x4(s->order, order);
+}
+
+DEVICE uint32_t dq_turn(const shared_layout *s, int row) {
+    const u32x4 order = shared_load_u32x4(s->order);
+    const int seqlen_q = (int)order.x, key_end = (int)order.y;
+    const int last = (row + BLOCK_M < seqlen_q ? row + BLOCK_M : seqlen_q) - 1, seen = last + (int)order.z;
+    return (uint32_t)((seen < key_end ? seen : key_end) + BLOCK_N - 1) / BLOCK_N - 1 - order.w;
+}
+
+/* After the addition of a query tile. One thread, as below. */
+DEVICE void pass_dq_turn(uint32_t *turns) {
+    fence_gpu(); /* the additions, before the count */
+    (void)global_atomic_add_u32(turns, 1);
+}
+
+/*
+ * Waits for its turn at a query tile. *pending: the tile whose turn has not been passed on yet, or -1. That waits until the next
+ * addition has been started, when it is surely done, but not if there is time anyway.
+ */
+DEVICE void wait_for_dq_turn(const shared_layout *s, const fa_backward_params *b, int tile, int row, int consumer,
+                             int *pending) {
+    uint32_t *turns = b->turns + consumer;
+    const uint32_t turn = dq_turn(s, row);
+    if (global_load_acquire_u32(turns + 2 * (int64_t)tile) == turn) return;
+    if (*pending >= 0) {
+        bulk_wait_group(0);
+        pass_dq_turn(turns + 2 * (int64_t)*pending);
+        *pending = -1;
+    }
+    while (global_load_acquire_u32(turns + 2 * (int64_t)tile) != turn) {}
+}
+
+/*
+ * Adds what a consumer warpgroup has stored to dq_sum, tile by tile; a warp beside the producer, so that nobody else waits for it.
+ * deterministic: in turns.
+ */
+DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const key_work *w, int consumer) {
+    const int group = b->forward.group, row_blocks = b->forward.row_blocks,
+              ordered = b->deterministic && lane_index() == 0;
+    const int first = BLOCK_M == 128 ? dq_sum_index(64 * consumer, 0, DQ_COLUMNS, 1)
+                                     : dq_sum_index(0, COLUMNS_DQ * consumer, DQ_COLUMNS, 1);
+    if (w->seen.begin >= w->seen.end || !b->dq.data) return;
+    const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
+    const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
+    int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M, pending = -1;
+    uint32_t count = 0;
+    for (int place = 0; place < DQ_PLACES; place++)
+        named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, (uint32_t)place), DQ_THREADS);
+    for (int head = 0; head < group; head++, tile += row_blocks - tiles) {
+        NO_UNROLL
+        for (int i = 0; i < tiles; i++, tile++, count++) {
+            if (ordered) wait_for_dq_turn(s, b, tile, (rows.begin / BLOCK_M + i) * BLOCK_M, consumer, &pending);
+            warp_sync();
+            named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
+            if (lane_index() == 0) {
+                UNROLL
+                for (int warp = 0; warp < 4; warp++)
+                    bulk_reduce_add_f32(b->dq_sum + (int64_t)tile * DQ_TILE + first + 16 * warp * DQ_COLUMNS,
+                                        dq_part(s, consumer, warp, count), COLUMNS_DQ * 64);
+                bulk_commit_group();
+                bulk_wait_group_read(0);
+#if DQ_IN_STAGES
+                mbarrier_arrive(s->q_empty + 8 * ring_stage(count, STAGES));
+                mbarrier_arrive(s->dout_empty + 8 * ring_stage(count, STAGES));
+#endif
+            }
+            warp_sync();
+#if !DQ_IN_STAGES
+            named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
+#endif
+            if (ordered && pending >= 0) {
+                bulk_wait_group(1);
+                pass_dq_turn(b->turns + 2 * (int64_t)pending + consumer);
+            }
+            pending = tile;
+        }
+    }
+    if (lane_index() != 0) return;
+    bulk_wait_group(0);
+    if (ordered && pending >= 0) pass_dq_turn(b->turns + 2 * (int64_t)pending + consumer);
+}
+
+/* dQ of query tile `count`, to the warp that adds it. */
+DEVICE void hand_over_dq(const float *dq, const shared_layout *shared, int consumer, uint32_t count) {
+#if !DQ_IN_STAGES
+    named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
+#endif
+    store_dq(dq, dq_part(shared, consumer, (int)thread_index() / 32 % 4, count));
+    named_barrier_arrive(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
+}
+
+#endif
