@@ -184,30 +184,43 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
 
 /* ---- Consumer: scores, keys down and queries across; tiles with a mask: score_backward.h ---- */
 
-/* What a thread needs of the log-sum-exps, or D, of the tile: of its two queries in each group of 8. numbers: shared memory address of the
- * first query's. */
+/*
+ * The log-sum-exps, or D, of a tile's queries, of which a thread has two in each group of 8. Where there are registers for them they are
+ * loaded before they are needed, since reading takes its time; in tiles with a mask, and so in GENERAL, they are not needed here.
+ */
+#define NUMBERS_AHEAD (!GENERAL && QUERIES < 128)
+
 typedef struct query_numbers {
-    f32x2 of[QUERIES / 8];
+    uint32_t address; /* in shared memory, of the thread's first */
+    f32x2 ahead[NUMBERS_AHEAD ? QUERIES / 8 : 1];
 } query_numbers;
 
-/* GENERAL: nothing, since every tile is a masked one, and these read their own. */
+/* numbers: shared memory address of the first query's. */
 DEVICE query_numbers load_numbers(uint32_t numbers) {
     query_numbers q;
+    q.address = numbers + lane_index() % 4 * 8;
+#if NUMBERS_AHEAD
     UNROLL
-    for (int n = 0; n < QUERIES / 8; n++) {
-        q.of[n].x = q.of[n].y = 0.0f;
-        if (!GENERAL) q.of[n] = shared_load_f32x2(numbers + lane_index() % 4 * 8 + 32 * (uint32_t)n);
-    }
+    for (int n = 0; n < QUERIES / 8; n++) q.ahead[n] = shared_load_f32x2(q.address + 32 * (uint32_t)n);
+#endif
     return q;
+}
+
+DEVICE f32x2 numbers_of_group(const query_numbers *q, int n) {
+#if NUMBERS_AHEAD
+    return q->ahead[n];
+#else
+    return shared_load_f32x2(q->address + 32 * (uint32_t)n);
+#endif
 }
 
 /* P^T in the place of S^T. */
 DEVICE void weigh(float *s, const query_numbers *lse, float scale_log2) {
     UNROLL
     for (int n = 0; n < QUERIES / 8; n++) {
+        const f32x2 l = numbers_of_group(lse, n);
         UNROLL
-        for (int v = 0; v < 4; v++)
-            s[4 * n + v] = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -lse->of[n].y : -lse->of[n].x));
+        for (int v = 0; v < 4; v++) s[4 * n + v] = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -l.y : -l.x));
     }
 }
 
@@ -215,9 +228,9 @@ DEVICE void weigh(float *s, const query_numbers *lse, float scale_log2) {
 DEVICE void differentiate(float *dp, const float *p, const query_numbers *delta) {
     UNROLL
     for (int n = 0; n < QUERIES / 8; n++) {
+        const f32x2 d = numbers_of_group(delta, n);
         UNROLL
-        for (int v = 0; v < 4; v++)
-            dp[4 * n + v] = p[4 * n + v] * (dp[4 * n + v] - (v % 2 ? delta->of[n].y : delta->of[n].x));
+        for (int v = 0; v < 4; v++) dp[4 * n + v] = p[4 * n + v] * (dp[4 * n + v] - (v % 2 ? d.y : d.x));
     }
 }
 
@@ -322,8 +335,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
 #if !DQ_IN_STAGES
         if (count > 0 && b->dq.data) hand_over_dq(dq_scaled, shared, consumer, count - 1); /* beside these products */
 #endif
-        const query_numbers lse =
-            load_numbers(shared->lse + numbers); /* before they are needed: reading takes its time */
+        const query_numbers lse = load_numbers(shared->lse + numbers);
         wgmma_wait_group(1);
         register_fence_f32(s, QUERIES / 2);
         const int masked = GENERAL || work.z == WORK_MASKED;

@@ -210,17 +210,12 @@ DEVICE void wait_for_values(float *o) {
 }
 
 /*
- * Waits for the product P V, and rescales. The compiler would move the wait above the softmax that is to run beside the product;
- * past a branch, and the fence for s, it does not.
+ * The compiler would move the wait for P V above the softmax that is to run beside it; past a branch it does not. This one is
+ * never taken: without tiles there is no launch. (The wait itself must not stand in a branch that only some warps take.)
  */
-DEVICE void finish_values(float *o, float *s, const float *rescale) {
+DEVICE void keep_before(float *s, const shared_layout *shared, const fa_v3_params *params) {
     register_fence_f32(s, BLOCK_N / 2);
-    if (rescale_needed(rescale)) {
-        wait_for_values(o);
-        scale_output(o, rescale);
-    } else {
-        wait_for_values(o);
-    }
+    if (params->tiles == 0) mbarrier_wait(shared->q_empty, 0);
 }
 
 /* A K/V tile of which the warpgroup sees nothing: it takes its turn, and leaves the stages, unless it keeps them. */
@@ -321,7 +316,9 @@ DEVICE void attend(float *o, softmax_rows *rows, feeder *f, const shared_layout 
         leave_keys(shared, stage, consumer, tile == w->tile_begin, q_parity, thread);
         prepare_scores(s, BLOCK_N, params, w, consumer, tile);
         softmax_step(s, BLOCK_N / 2, rows, scale_log2, SLACK, rescale);
-        finish_values(o, s, rescale);
+        keep_before(s, shared, params);
+        wait_for_values(o);
+        if (rescale_needed(rescale)) scale_output(o, rescale);
         release(shared->v_empty + 8 * v_stage, thread);
         pack_weights(p, s, BLOCK_N);
     }

@@ -299,5 +299,6 @@ int main(void) {
                                        cmocka_unit_test(large_calls)};
     if (!device_open()) return 77;
     gpu_choose_gpu_0();
+    cmocka_set_test_filter(getenv("FLASHATTN_TEST_FILTER"));
     return cmocka_run_group_tests(tests, print_seed, NULL);
 }
