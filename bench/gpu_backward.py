@@ -3,12 +3,15 @@
 """Backward on one NVIDIA GPU against PyTorch's FlashAttention-2 and cuDNN, in the same run.
 
     python3 bench/gpu_backward.py LIBRARY [--kernel v2,v3] [--head-dim 64,128,256] [--seqlen 512,..,16384] [--causal 0,1]
-                                          [--deterministic 0,1]
+                                          [--deterministic 0,1] [--peer NAME=MODULE.py]
 
 LIBRARY is libflashattn.so. 16384 tokens and hidden size 2048 at every point, bfloat16, random normal data. Contenders do
 nothing but the backward pass, from the out and lse of their own forward pass; ours runs as it is and deterministic. Each is
 captured in a CUDA graph of several calls, so that no launch overhead of the host is measured; graphs are replayed in turns
 (A B C A B C ...), and the median of the replays counts. FLOPs: 10 b h s^2 d, half of it if causal.
+
+--peer adds one more contender, such as FlashAttention-3: a Python file with backward(dout, q, k, v, out, lse, dq, dk, dv, causal)
+for tensors [batch, seqlen, heads, head_dim] on the current stream.
 
 Before a point is measured, our gradients are compared with the peer's: the run ends where they differ by more than rounding.
 """
@@ -19,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_forward import HIDDEN, TOKENS, capture, capture_stream, milliseconds, numbers, ours
+from gpu_forward import HIDDEN, TOKENS, capture, capture_stream, milliseconds, named_peer, numbers, ours
 from library import addresses, load, tensor
 
 
@@ -64,14 +67,15 @@ def main():
     parser.add_argument("--seqlen", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--causal", type=numbers, default=[0, 1])
     parser.add_argument("--deterministic", type=numbers, default=[0, 1])
+    parser.add_argument("--peer", type=named_peer, metavar="NAME=MODULE.py")
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
     flashattn = load(arguments.library)
     ways = [(name, d) for name in arguments.kernel.split(",") for d in arguments.deterministic]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, "
-          "ratio to FlashAttention-2; det: deterministic")
-    print("head_dim causal seqlen    FA2  cuDNN" +
-          "".join(f"{name + (' det' if d else ''):>7}   ratio" for name, d in ways))
+          "ratio to FlashAttention-2 and to the best peer; det: deterministic")
+    print("head_dim causal seqlen    FA2  cuDNN" + (f"{arguments.peer[0]:>7}" if arguments.peer else "") +
+          "".join(f"{name + (' det' if d else ''):>7}  /FA2 /best" for name, d in ways))
     torch.manual_seed(0)
     for head_dim in arguments.head_dim:
         for causal in arguments.causal:
@@ -88,6 +92,9 @@ def main():
                 flash, expected = peer_backward(SDPBackend.FLASH_ATTENTION, dout, q, k, v, causal)
                 cudnn, _ = peer_backward(SDPBackend.CUDNN_ATTENTION, dout, q, k, v, causal)
                 contenders = [flash, cudnn]
+                if arguments.peer:
+                    contenders.append(lambda: arguments.peer[1].backward(dout, q, k, v, out, lse, *gradients, bool(causal)))
+                peers = len(contenders)
                 for name, deterministic in ways:
                     call = our_backward(flashattn, name, dout, q, k, v, out, lse, gradients, causal, deterministic)
                     call()
@@ -95,8 +102,10 @@ def main():
                     contenders.append(call)
                 ms = milliseconds([capture(c, calls) for c in contenders], calls, arguments.rounds)
                 rates = [flops / t * 1e-9 for t in ms]
-                print(f"{head_dim:8} {'yes' if causal else 'no':>6} {seqlen:6} {rates[0]:6.0f} {rates[1]:6.0f}" +
-                      "".join(f"{r:7.0f} {r / rates[0]:7.2f}" for r in rates[2:]), flush=True)
+                print(f"{head_dim:8} {'yes' if causal else 'no':>6} {seqlen:6}" +
+                      "".join(f"{r:7.0f}" for r in rates[:peers]) +
+                      "".join(f"{r:7.0f} {r / rates[0]:5.2f} {r / max(rates[:peers]):5.2f}" for r in rates[peers:]),
+                      flush=True)
 
 
 if __name__ == "__main__":

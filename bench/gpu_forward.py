@@ -4,17 +4,25 @@
 and without a technique.
 
     python3 bench/gpu_forward.py LIBRARY [--kernel v1,v2,v3] [--head-dim 64,128,256] [--seqlen 512,..,16384] [--causal 0,1]
+                                         [--peer NAME=MODULE.py] [--sustained SECONDS]
     python3 bench/gpu_forward.py --ablation NAME=LIBRARY NAME=LIBRARY ... [--kernel v3] [...]
 
 LIBRARY is libflashattn.so; bench/build_ablation.sh builds those of an ablation, and prints the command. The first of them
-is what the others are compared with: their outputs as well, before they are measured. 16384 tokens and hidden size 2048 at every point, bfloat16, random normal data. Each
-contender is captured in a CUDA graph of several calls, so that no launch overhead of the host is measured; graphs are
-replayed in turns (A B C A B C ...), and the median of the replays counts. FLOPs: 4 b h s^2 d, half of it if causal.
+is what the others are compared with: their outputs as well, before they are measured. 16384 tokens and hidden size 2048 at
+every point, bfloat16, random normal data. Each contender is captured in a CUDA graph of several calls, so that no launch
+overhead of the host is measured; graphs are replayed in turns (A B C A B C ...), and the median of the replays counts.
+FLOPs: 4 b h s^2 d, half of it if causal.
+
+--peer adds one more contender, such as FlashAttention-3: a Python file with forward(q, k, v, out, lse, causal) for tensors
+[batch, seqlen, heads, head_dim] on the current stream. --sustained has each contender run for so long without a pause, as
+long as it takes the card to reach its power limit, and beside them a matrix product of 8192 x 8192 x 8192.
 """
 import argparse
 import ctypes
+import importlib.util
 import math
 import statistics
+import time
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -42,6 +50,13 @@ def peer(backend, q, k, v, causal):
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
     return call
+
+
+def load_peer(path):
+    spec = importlib.util.spec_from_file_location("peer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def capture_stream():
@@ -117,18 +132,56 @@ def points(arguments):
                 yield Point(head_dim, causal, seqlen)
 
 
+def contenders_of(p, arguments, flashattn, kernels):
+    """Names, calls, and how many of them are peers."""
+    peers = [("FA2", peer(SDPBackend.FLASH_ATTENTION, p.q, p.k, p.v, p.causal)),
+             ("cuDNN", peer(SDPBackend.CUDNN_ATTENTION, p.q, p.k, p.v, p.causal))]
+    if arguments.peer:
+        name, module = arguments.peer
+        peers.append((name, lambda: module.forward(p.q, p.k, p.v, p.out, p.lse, bool(p.causal))))
+    names, calls = zip(*(peers + [(name, p.ours(flashattn, name)) for name in kernels]))
+    return names, calls, len(peers)
+
+
 def against_peers(arguments):
     flashattn = load(arguments.library)
     kernels = (arguments.kernel or "v1,v2,v3").split(",")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, "
-          "ratio to FlashAttention-2")
-    print("head_dim causal seqlen    FA2  cuDNN" + "".join(f"{name:>7}   ratio" for name in kernels))
+          "ratio to FlashAttention-2 and to the best peer")
+    for i, p in enumerate(points(arguments)):
+        names, calls, peers = contenders_of(p, arguments, flashattn, kernels)
+        if i == 0:
+            print("head_dim causal seqlen" + "".join(f"{name:>7}" for name in names[:peers]) +
+                  "".join(f"{name:>7}  /FA2 /best" for name in names[peers:]))
+        rates = p.rates(calls, arguments.rounds)
+        print(f"{p}" + "".join(f"{r:7.0f}" for r in rates[:peers]) +
+              "".join(f"{r:7.0f} {r / rates[0]:5.2f} {r / max(rates[:peers]):5.2f}" for r in rates[peers:]), flush=True)
+
+
+def run_for(call, seconds):
+    """Calls per second."""
+    call()
+    torch.cuda.synchronize()
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
+        count += 20
+    return count / (time.perf_counter() - begin)
+
+
+def sustained(arguments):
+    flashattn = load(arguments.library)
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s over "
+          f"{arguments.sustained} s each")
     for p in points(arguments):
-        rates = p.rates([peer(SDPBackend.FLASH_ATTENTION, p.q, p.k, p.v, p.causal),
-                         peer(SDPBackend.CUDNN_ATTENTION, p.q, p.k, p.v, p.causal)] +
-                        [p.ours(flashattn, name) for name in kernels], arguments.rounds)
-        print(f"{p} {rates[0]:6.0f} {rates[1]:6.0f}" + "".join(f"{r:7.0f} {r / rates[0]:7.2f}" for r in rates[2:]),
-              flush=True)
+        names, calls, _ = contenders_of(p, arguments, flashattn, (arguments.kernel or "v3").split(","))
+        for name, call in zip(names, calls):
+            print(f"{p} {name:>6} {run_for(call, arguments.sustained) * p.flops * 1e-12:6.0f}", flush=True)
+        print(f"{p}   GEMM {run_for(lambda: torch.matmul(a, b), arguments.sustained) * 2 * n ** 3 * 1e-12:6.0f}", flush=True)
 
 
 def check_outputs(p, names, calls):
@@ -172,6 +225,11 @@ def named_library(text):
     return name, path
 
 
+def named_peer(text):
+    name, path = named_library(text)
+    return name, load_peer(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", nargs="?")
@@ -180,12 +238,16 @@ def main():
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256])
     parser.add_argument("--seqlen", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--causal", type=numbers, default=[0, 1])
+    parser.add_argument("--peer", type=named_peer, metavar="NAME=MODULE.py")
+    parser.add_argument("--sustained", type=float, metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
     if (arguments.library is None) == (arguments.ablation is None):
         parser.error("give either LIBRARY or --ablation")
     if arguments.ablation:
         ablation(arguments)
+    elif arguments.sustained:
+        sustained(arguments)
     else:
         against_peers(arguments)
 
