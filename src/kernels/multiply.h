@@ -9,6 +9,7 @@
 #define FA_KERNELS_MULTIPLY_H
 
 #include "fragment.h"
+#include "output_layout.h"
 
 /*
  * S = Q K^T; s[strip][n8 tile][4]. Addresses of the warp's first row and first key, of a_fragment_address and
@@ -57,6 +58,29 @@ DEVICE void multiply_values(float o[STRIPS][HEAD_DIM / 2], const float p[STRIPS]
             ldmatrix_x4_trans(b, fragment_at(v_address, BLOCK_N, 16 * step, n));
             UNROLL
             for (int i = 0; i < STRIPS; i++) {
+                mma_16bit(&o[i][8 * n], a[i], b);
+                mma_16bit(&o[i][8 * n + 4], a[i], b + 2);
+            }
+        }
+    }
+}
+
+/*
+ * The same with 16-bit weights from a tile in shared memory, of all its BLOCK_N keys, for the part of O that the warp
+ * holds. Addresses of its first row and its first columns.
+ */
+DEVICE void multiply_weights(float o[OUT_STRIPS][OUT_COLUMNS / 2], uint32_t p_address, uint32_t v_address) {
+    UNROLL
+    for (int step = 0; step < BLOCK_N / 16; step++) {
+        uint32_t a[OUT_STRIPS][4];
+        UNROLL
+        for (int i = 0; i < OUT_STRIPS; i++) ldmatrix_x4(a[i], fragment_at(p_address, BLOCK_M, 16 * i, step));
+        UNROLL
+        for (int n = 0; n < OUT_COLUMNS / 16; n++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, fragment_at(v_address, BLOCK_N, 16 * step, n * OUT_STEP));
+            UNROLL
+            for (int i = 0; i < OUT_STRIPS; i++) {
                 mma_16bit(&o[i][8 * n], a[i], b);
                 mma_16bit(&o[i][8 * n + 4], a[i], b + 2);
             }

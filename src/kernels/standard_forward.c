@@ -76,7 +76,7 @@ DEVICE void store_scores(float s[STRIPS][KEYS / 2], uint32_t tile, int tile_row,
     const int chunks = BLOCK_N / 8; /* of 16 bytes in a row of the tile */
     warp_sync();                    /* the last ldmatrix from there */
     UNROLL
-    for (int i = 0; i < STRIPS; i++) round_into_tile(tile, tile_row + 16 * i, s[i], KEYS / 2);
+    for (int i = 0; i < STRIPS; i++) round_into_tile(tile, tile_row + 16 * i, 0, s[i], KEYS / 2);
     warp_sync();
     NO_UNROLL
     for (int i = (int)lane_index(); i < 16 * STRIPS * chunks; i += 32) {
@@ -207,26 +207,6 @@ DEVICE void compute_softmax(const fa_standard_params *params) {
 }
 
 /* ---- O = P V ---- */
-
-/* O += P V for one tile of each. */
-DEVICE void multiply_weights(float o[STRIPS][HEAD_DIM / 2], uint32_t p_address, uint32_t v_address) {
-    UNROLL
-    for (int step = 0; step < BLOCK_N / 16; step++) {
-        uint32_t a[STRIPS][4];
-        UNROLL
-        for (int i = 0; i < STRIPS; i++) ldmatrix_x4(a[i], fragment_at(p_address, BLOCK_M, 16 * i, step));
-        UNROLL
-        for (int n = 0; n < HEAD_DIM / 16; n++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, fragment_at(v_address, BLOCK_N, 16 * step, n));
-            UNROLL
-            for (int i = 0; i < STRIPS; i++) {
-                mma_16bit(&o[i][8 * n], a[i], b);
-                mma_16bit(&o[i][8 * n + 4], a[i], b + 2);
-            }
-        }
-    }
-}
 
 /*
  * The warp's rows of O once more, element by element and without the keys that a query does not see: where V holds a
