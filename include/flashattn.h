@@ -178,8 +178,8 @@ typedef enum fa_causal {
  * are fastest where rows of q, k, v and out are aligned to 16 bytes.
  *
  * Tensors on the CPU: FA_KERNEL_AUTO is FA_KERNEL_CPU, unless the environment variable FLASHATTN_MACHINE names an
- * emulated GPU: emulated-a100, emulated-h100, emulated-h200 or emulated-b200. Then FA_KERNEL_AUTO is the best GPU
- * kernel for that part, and it, FA_KERNEL_STANDARD and FA_KERNEL_V1 .. FA_KERNEL_V4 run in the emulator, by the rules
+ * emulated GPU: emulated-a100, emulated-rtx3090, emulated-h100, emulated-h200 or emulated-b200. Then FA_KERNEL_AUTO is
+ * the best GPU kernel for that part, and it, FA_KERNEL_STANDARD and FA_KERNEL_V1 .. FA_KERNEL_V4 run in the emulator, by the rules
  * for GPUs: for tests and for study, thousands of times slower than a GPU. FLASHATTN_MACHINE=emulated-h100:7 adds a
  * seed for the order in which the emulated threads run.
  */

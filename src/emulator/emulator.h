@@ -21,16 +21,17 @@
 /* ---- Parts ---- */
 
 typedef enum {
-    FA_EMULATOR_A100, /* sm_80 */
-    FA_EMULATOR_H100, /* sm_90a */
-    FA_EMULATOR_H200, /* sm_90a */
-    FA_EMULATOR_B200, /* sm_100a */
+    FA_EMULATOR_A100,    /* sm_80 */
+    FA_EMULATOR_RTX3090, /* sm_86: the least shared memory */
+    FA_EMULATOR_H100,    /* sm_90a */
+    FA_EMULATOR_H200,    /* sm_90a */
+    FA_EMULATOR_B200,    /* sm_100a */
     FA_EMULATOR_PARTS
 } fa_emulator_part;
 
 typedef struct {
     const char *name; /* "emulated-a100" ... */
-    uint32_t sm;      /* 80, 90, 100 */
+    uint32_t sm;      /* 80, 86, 90, 100 */
     uint32_t multiprocessors;
     uint32_t shared_bytes_per_block; /* the opt-in maximum of dynamic shared memory */
     uint32_t shared_bytes_per_multiprocessor;

@@ -9,6 +9,8 @@
 const fa_emulator_properties *fa_emulator_part_properties(fa_emulator_part part) {
     static const fa_emulator_properties parts[FA_EMULATOR_PARTS] = {
         [FA_EMULATOR_A100] = {"emulated-a100", 80, 108, 163 * KIB, 164 * KIB, 65536, 1024, 2048, 1, 80 * GIB, 40 * MIB},
+        [FA_EMULATOR_RTX3090] = {"emulated-rtx3090", 86, 82, 99 * KIB, 100 * KIB, 65536, 1024, 1536, 1, 24 * GIB,
+                                 6 * MIB},
         [FA_EMULATOR_H100] = {"emulated-h100", 90, 132, 227 * KIB, 228 * KIB, 65536, 1024, 2048, 16, 80 * GIB,
                               50 * MIB},
         [FA_EMULATOR_H200] = {"emulated-h200", 90, 132, 227 * KIB, 228 * KIB, 65536, 1024, 2048, 16, 141 * GIB,

@@ -177,6 +177,10 @@ static void plan_v2(const fa_variant *v, int64_t tiles, fa_gpu_plan *plan) {
     plan->step_count = 1;
     plan->steps[0].blocks = tiles;
     plan->steps[0].shared_bytes = V2_SHARED_BYTES(v->head_dim, v->block_m, v->block_n, v->stages);
+    if (plan->steps[0].shared_bytes > plan->machine->shared_bytes) {
+        plan->weights_in_keys = true;
+        plan->steps[0].shared_bytes -= V2_WEIGHTS_BYTES(v->head_dim, v->block_m, v->block_n);
+    }
 }
 
 static void plan_standard(const fa_problem *p, fa_gpu_plan *plan) {
@@ -315,6 +319,7 @@ fa_forward_params fa_gpu_forward_params(const fa_problem *p, int64_t row_blocks,
 static fa_status launch_steps(const fa_problem *p, const fa_gpu_plan *plan, void *workspace) {
     fa_memory_range memory[FA_MEMORY_RANGES_MAX];
     fa_forward_params forward = fa_gpu_forward_params(p, plan->row_blocks, plan->rows_aligned);
+    forward.weights_in_keys = plan->weights_in_keys;
     fa_v1_params v1 = {forward, workspace};
     fa_standard_params standard = {forward, workspace, (int32_t)plan->key_blocks, 0};
     fa_v3_params v3;

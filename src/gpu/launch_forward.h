@@ -17,6 +17,7 @@ typedef struct fa_gpu_plan {
     const fa_machine *machine;
     const fa_variant *variant;
     bool rows_aligned;       /* all rows of q, k, v and out are whole 16-byte pieces of memory */
+    bool weights_in_keys;    /* as in fa_forward_params */
     int64_t row_blocks;      /* query tiles per head, as in fa_forward_params */
     int64_t tile_entries;    /* batch entries that have so many each; variable length: 1 */
     int64_t key_blocks;      /* the standard kernel: key tiles of the longest sequence */

@@ -56,6 +56,7 @@ typedef struct fa_forward_params {
     int32_t row_blocks;   /* query tiles per head: dense, of a batch entry; variable length, of the whole batch */
     int32_t out_float32;  /* out is float32 instead of the input's dtype */
     int32_t rows_aligned; /* all rows of q, k, v start at multiples of 16 bytes and are a multiple of 16 bytes long */
+    int32_t weights_in_keys; /* v2, wide heads: shared memory is short, so that weights take the place of a K tile */
 
     fa_device_table cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, alibi_slopes, sink;
     fa_device_scores bias, mask;

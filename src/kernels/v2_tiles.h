@@ -3,9 +3,17 @@
 #ifndef FA_KERNELS_V2_TILES_H
 #define FA_KERNELS_V2_TILES_H
 
-/* Q tile, a ring of K and V tiles, and for the general variants a counter per key. */
-#define V2_SHARED_BYTES(head_dim, block_m, block_n, stages) \
-    (((block_m) + 2 * (stages) * (block_n)) * (head_dim)*2 + (block_n)*4)
+/* Forward: where the warps share P V by columns, and K and V have one buffer each. */
+#define V2_IS_WIDE(head_dim) ((head_dim) > 128)
+
+/*
+ * Q tile, a ring of K and V tiles; for the general variants a counter per key; for wide heads two factors per row, while tiles are added
+ * up and at the end, and the weights of a tile, which can do without a place of their own.
+ */
+#define V2_WEIGHTS_BYTES(head_dim, block_m, block_n) (V2_IS_WIDE(head_dim) ? 2 * (block_m) * (block_n) : 0)
+#define V2_SHARED_BYTES(head_dim, block_m, block_n, stages)                                                           \
+    (((block_m) + 2 * (stages) * (block_n)) * (head_dim)*2 + (block_n)*4 + (V2_IS_WIDE(head_dim) ? (block_m)*8 : 0) + \
+     V2_WEIGHTS_BYTES(head_dim, block_m, block_n))
 
 /* Backward: K, V, a ring of Q, dO; P and dS; lse and D for each stage; 128 bytes on where the block is. */
 #define V2_BACKWARD_SHARED_BYTES(head_dim, block_m, block_n, stages)                           \

@@ -56,6 +56,22 @@ static void persistent_blocks_take_many_tiles(void **test) {
     }
 }
 
+/* Where shared memory is short, the weights of v2's wide heads take the place of K tiles. */
+static void wide_heads_fit_small_shared_memory(void **test) {
+    (void)test;
+    static const int64_t widths[] = {160, 256};
+    for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
+        for (int t = 0; t < 4; t++) {
+            attention_case c = gpu_plain_case("small", types[t % 2], widths[w]);
+            c.causal = t % 2 == 0 ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
+            c.softcap = t < 2 ? 0 : 5;
+            if (t == 3) c.mask = (score_shape){.given = true, .queries = true, .keys = true};
+            if (t == 3) c.mask_hides = 0.3;
+            gpu_use_machine("emulated-rtx3090");
+            gpu_judge_case(&c, FA_KERNEL_V2);
+        }
+}
+
 static void answers_do_not_depend_on_order(void **test) {
     (void)test;
     attention_case c = gpu_plain_case("order", FA_ELEMENT_BFLOAT16, 64);
@@ -213,5 +229,6 @@ static void zero_sizes_succeed(void **test) {
 
 RUN_TESTS(cmocka_unit_test(plans_tell_what_would_run), cmocka_unit_test(what_cannot_be_done_is_refused),
           cmocka_unit_test(zero_sizes_succeed), cmocka_unit_test(every_width_and_dtype),
-          cmocka_unit_test(persistent_blocks_take_many_tiles), cmocka_unit_test(answers_do_not_depend_on_order),
-          GPU_NAMED_FORWARD_CASES, cmocka_unit_test(random_cases_keep_the_error_budget))
+          cmocka_unit_test(persistent_blocks_take_many_tiles), cmocka_unit_test(wide_heads_fit_small_shared_memory),
+          cmocka_unit_test(answers_do_not_depend_on_order), GPU_NAMED_FORWARD_CASES,
+          cmocka_unit_test(random_cases_keep_the_error_budget))

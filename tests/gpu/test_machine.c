@@ -14,7 +14,8 @@
 
 enum { COUNT = 1000 };
 
-static const char *const parts[] = {"emulated-a100", "emulated-h100", "emulated-h200", "emulated-b200"};
+static const char *const parts[] = {"emulated-a100", "emulated-rtx3090", "emulated-h100", "emulated-h200",
+                                    "emulated-b200"};
 
 static const fa_machine *machine(const char *specification) {
     const fa_machine *m = NULL;
@@ -79,6 +80,8 @@ static void every_part_runs_a_kernel(void **test) {
 static void parts_have_their_properties(void **test) {
     (void)test;
     assert_int_equal(machine("emulated-a100")->arch, 80);
+    assert_int_equal(machine("emulated-rtx3090")->arch, 86);
+    assert_int_equal(machine("emulated-rtx3090")->shared_bytes, 99 * 1024);
     assert_int_equal(machine("emulated-h100")->arch, 90);
     assert_int_equal(machine("emulated-h200")->arch, 90);
     assert_int_equal(machine("emulated-b200")->arch, 100);
@@ -129,8 +132,8 @@ static void names_that_are_none_are_refused(void **test) {
     }
     assert_int_equal(fa_machine_open_emulated("cuda", &m), FA_INVALID_ARGUMENT);
     assert_string_equal(fa_last_error(),
-                        "FLASHATTN_MACHINE = cuda: must be emulated-a100, emulated-h100, emulated-h200 or "
-                        "emulated-b200");
+                        "FLASHATTN_MACHINE = cuda: must be emulated-a100, emulated-rtx3090, emulated-h100, "
+                        "emulated-h200 or emulated-b200");
 }
 
 /* Where this test runs on a machine with a GPU, there is nothing to see. */
