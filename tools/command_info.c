@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flashattn info: what this build and this machine can do. Everything is asked of the library, not listed
- * here: kernels, instruction sets, types and head dimensions are those that fa_plan accepts. */
+ * here: kernels, instruction sets, types and head dimensions are those that the library accepts. */
 #include "attention.h"
 #include "command.h"
 #include "json_output.h"
@@ -25,12 +25,16 @@ static const option info_options[] = {
      .help = "write the same as JSON; -: to standard output, instead of the text"},
 };
 
-/* Whether the default kernel would take a call with these properties. */
+/*
+ * Whether the CPU kernel would take a call with these properties. It takes all that any kernel takes, and the default one
+ * depends on FLASHATTN_MACHINE.
+ */
 static bool plan_accepts(fa_dtype dtype, int64_t head_dim) {
     int64_t shape[4] = {1, 1, 1, head_dim};
+    fa_options options = {.size = sizeof options, .kernel = FA_KERNEL_CPU};
     fa_tensor t = {.device = {FA_DEVICE_CPU, 0}, .ndim = 4, .dtype = dtype, .shape = shape};
     fa_plan_info plan = {.size = sizeof plan};
-    return fa_plan(&t, &t, &t, NULL, &t, NULL, &plan) == FA_OK;
+    return fa_plan(&t, &t, &t, &options, &t, NULL, &plan) == FA_OK;
 }
 
 static int64_t largest_head_dim(void) {
@@ -106,7 +110,7 @@ static void print_text(void) {
         print_support(kernel_choice(i), fa_kernel_supported((fa_kernel)i) == FA_OK);
     print_heading("Instruction sets of the cpu kernel");
     for (int i = 1; isa_choice(i) != NULL; i++) print_support(isa_choice(i), fa_isa_supported((fa_isa)i) == FA_OK);
-    print_heading("Tensors");
+    print_heading("Tensors of the cpu kernel");
     (void)printf("  types      ");
     const char *separator = "";
     for (int i = 0; dtype_choice(i) != NULL; i++) {

@@ -117,6 +117,15 @@ assert isinstance(info['gpus'], list) and info['emulated_gpu'].startswith('emula
 assert info['kernels']['v3']['supported'] and not info['kernels']['v4']['supported'], info['kernels']"
 }
 test_case "info lists GPUs, and why a kernel cannot run" gpus_are_listed
+other_machine_other_kernels_same_tensors() {
+    exits 0 info && sed -n '/^Tensors/,$p' stdout >here
+    grep -q 'head_dim   1 .. 256' here || { cat here; return 1; }
+    local machine
+    for machine in emulated-h100 no-such-machine; do
+        FLASHATTN_MACHINE=$machine exits 0 info && sed -n '/^Tensors/,$p' stdout | diff here - || return 1
+    done
+}
+test_case "info: tensors do not depend on FLASHATTN_MACHINE" other_machine_other_kernels_same_tensors
 
 test_case "bench --kernel on the CPU" refuses 2 "--kernel: is for --device cuda" bench --kernel v2
 test_case "bench --device cuda --plot" refuses 2 "--plot: draws measurements of the CPU" bench --device cuda --plot x.svg
