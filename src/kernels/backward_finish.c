@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * After the main backward kernel: dQ = softmax_scale * dq_sum, rounded to dq's dtype; exactly 0 in rows that take no part. One block
- * per query tile. Compiled once per dtype; whatever the head dim.
+ * After the main backward kernel: dQ = softmax_scale * dq_sum, rounded to dq's dtype; exactly 0 in rows that take no
+ * part. One block per query tile. Compiled once per dtype; whatever the head dim.
  */
 #define THREADS (WARPS * 32)
 
@@ -9,9 +9,9 @@
 #include "pairs.h"
 
 /*
- * The 8 columns of a row that lie in one piece of dq_sum. By register its even columns are four floats in a row there, and so
- * are its odd ones; by lane its columns are pairs. Eight neighbouring lanes of the warp have the rows of a piece, so that they
- * read whole lines.
+ * The 8 columns of a row that lie in one piece of dq_sum. By register its even columns are four floats in a row there,
+ * and so are its odd ones; by lane its columns are pairs. Eight neighbouring lanes of the warp have the rows of a
+ * piece, so that they read whole lines.
  */
 DEVICE void load_columns(float x[8], const float *sum, int row, int column, const fa_backward_params *params) {
     const int columns = params->tile_columns;
@@ -81,8 +81,8 @@ DEVICE void transpose_in_quads(uint32_t x[4]) {
 }
 
 /*
- * Sums by lane and rows of whole 16-byte pieces. A warp takes 16 rows and 32 columns, four pieces of dq_sum, of which a lane reads
- * a pair of columns of two rows; the lanes of a quad exchange them, so that each writes 8 columns in a row.
+ * Sums by lane and rows of whole 16-byte pieces. A warp takes 16 rows and 32 columns, four pieces of dq_sum, of which a
+ * lane reads a pair of columns of two rows; the lanes of a quad exchange them, so that each writes 8 columns in a row.
  */
 DEVICE void finish_pieces(const fa_backward_params *params, const query_tile *t, const float *sum) {
     const fa_forward_params *p = &params->forward;

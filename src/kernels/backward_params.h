@@ -8,7 +8,8 @@
  *   score_gradients    dsink, dbias and dalibi_slopes, if asked for
  *
  * Query tiles have block_m rows (those of the main kernel's BLOCK_M) and count as in tile_sequence(): tile number
- * pair * row_blocks + row tile, with pair = (batch entry, head), or the head alone where the batch is of variable length.
+ * pair * row_blocks + row tile, with pair = (batch entry, head), or the head alone where the batch is of variable
+ * length.
  * Workspace per query has a slot for each row of each tile, so that a tile's values are contiguous and aligned.
  *
  * A query takes part if it is used, sees at least one key, and its lse is not -inf. Others contribute nothing, whatever

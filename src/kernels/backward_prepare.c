@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before the main backward kernel: of each query what it needs besides q, in the tiles of backward_params.h. One block per
- * query tile; a warp has whole rows.
+ * Before the main backward kernel: of each query what it needs besides q, in the tiles of backward_params.h. One block
+ * per query tile; a warp has whole rows.
  *
- * Compiled once per dtype; whatever the head dim. D is summed in float32: each lane its columns, then a tree over the lanes,
- * always in the same order.
+ * Compiled once per dtype; whatever the head dim. D is summed in float32: each lane its columns, then a tree over the
+ * lanes, always in the same order.
  */
 #define THREADS (WARPS * 32)
 #define ROWS 4 /* that a warp works on at a time */
@@ -142,8 +142,8 @@ DEVICE float dot_pair(uint32_t x, uint32_t y, float sum) {
 }
 
 /*
- * The usual case: rows of 16-byte pieces, of which a lane loads one each of several rows, before it looks at any. lanes: that share
- * a row, a power of two. Returns 0, and has done nothing, if one of the rows takes no part.
+ * The usual case: rows of 16-byte pieces, of which a lane loads one each of several rows, before it looks at any.
+ * lanes: that share a row, a power of two. Returns 0, and has done nothing, if one of the rows takes no part.
  */
 DEVICE int prepare_whole_rows(const fa_backward_params *params, const query_tile *t, int first, int lanes) {
     const fa_forward_params *p = &params->forward;

@@ -30,8 +30,10 @@ DEVICE query_tile query_tile_of(const fa_backward_params *params, uint32_t numbe
     return t;
 }
 
-/* A key tile of the grid (key tiles, key/value heads, batch entries), or all of them folded into x. Unlike query tiles, they cover unused keys
- * and those behind the last sequence too, since every row of dk and dv is written. */
+/*
+ * A key tile of the grid (key tiles, key/value heads, batch entries), or all of them folded into x. Unlike query tiles,
+ * they cover unused keys and those behind the last sequence too, since every row of dk and dv is written.
+ */
 typedef struct key_tile {
     device_sequence sequence;
     int head_kv;
@@ -64,9 +66,9 @@ DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
 }
 
 /*
- * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is what
- * a warp's accumulators of mma.sync or wgmma are: [register][lane] for v2, whose single additions then are of whole lines;
- * [lane][register] for v3, which stores four registers at a time for a bulk reduction.
+ * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is
+ * what a warp's accumulators of mma.sync or wgmma are: [register][lane] for v2, whose single additions then are of
+ * whole lines; [lane][register] for v3, which stores four registers at a time for a bulk reduction.
  */
 DEVICE int dq_sum_index(int row, int column, int tile_columns, int by_lane) {
     const int piece = row / 16 * (tile_columns / 8) + column / 8, lane = row % 8 * 4 + column % 8 / 2,

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a forward kernel that reads its tensors by address is told (v1, v2, the standard kernel): the call of problem.h in device
- * terms. All strides are in bytes. Pointers that are NULL were not given. Lengths lie on the device; kernels read them there.
+ * What a forward kernel that reads its tensors by address is told (v1, v2, the standard kernel): the call of problem.h
+ * in device terms. All strides are in bytes. Pointers that are NULL were not given. Lengths lie on the device; kernels
+ * read them there.
  */
 #ifndef FA_KERNELS_FORWARD_PARAMS_H
 #define FA_KERNELS_FORWARD_PARAMS_H
 
 #include <stdint.h>
 
-/* q, k, v or out: row r of head h of batch entry b starts at data + b * batch_stride + r * row_stride + h * head_stride. */
+/*
+ * q, k, v or out: row r of head h of batch entry b starts at
+ * data + b * batch_stride + r * row_stride + h * head_stride.
+ */
 typedef struct fa_device_rows {
     char *data;
     int64_t batch_stride; /* 0: variable length */

@@ -86,4 +86,18 @@ DEVICE void clear_tile_row(uint32_t tile, int rows, int row, int columns) {
 /* The first of a packed pair. */
 DEVICE uint16_t low_half(uint32_t pair) { return (uint16_t)(pair & 0xFFFFu); }
 
+/*
+ * Accumulators of 16 rows and `columns` columns, a constant, rounded, into a tile of `rows` rows; sm_90. address: of
+ * a_fragment_address().
+ */
+DEVICE void store_rounded(uint32_t address, int rows, const float *x, int columns) {
+    UNROLL
+    for (int n = 0; n < columns / 16; n++) {
+        uint32_t pairs[4];
+        UNROLL
+        for (int i = 0; i < 4; i++) pairs[i] = pack_16bit(x[8 * n + 2 * i], x[8 * n + 2 * i + 1]);
+        stmatrix_x4(fragment_at(address, rows, 0, n), pairs);
+    }
+}
+
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From accumulators to global memory (v2, the standard kernel; v3 its float32 output): a tile of BLOCK_M rows that begins
- * at query `first_row`. tile_row is the first row in it of those that a warp holds, by output_layout.h, or stores.
+ * From accumulators to global memory (v2, the standard kernel; v3 its float32 output): a tile of BLOCK_M rows that
+ * begins at query `first_row`. tile_row is the first row in it of those that a warp holds, by output_layout.h, or
+ * stores.
  */
 #ifndef FA_KERNELS_OUTPUT_H
 #define FA_KERNELS_OUTPUT_H

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happens to scores between Q K^T and the softmax, on accumulator fragments: position masks, and in the GENERAL variants softcap, ALiBi,
- * bias and boolean mask. */
+/*
+ * What happens to scores between Q K^T and the softmax, on accumulator fragments: position masks, and in the GENERAL
+ * variants softcap, ALiBi, bias and boolean mask.
+ */
 #ifndef FA_KERNELS_SCORE_H
 #define FA_KERNELS_SCORE_H
 
@@ -9,9 +11,9 @@
 #include "softmax.h"
 
 /*
- * -inf where the thread's rows `row` and `row + 8` do not see a key by its position. key: the tile's first. count is a constant. Compared
- * with offsets from the thread's first column, which are constants, each end of what a row sees costs one comparison per score, and
- * hardly a tile has both ends; kernels with FEW_REGISTERS compare positions.
+ * -inf where the thread's rows `row` and `row + 8` do not see a key by its position. key: the tile's first. count is a
+ * constant. Compared with offsets from the thread's first column, which are constants, each end of what a row sees
+ * costs one comparison per score, and hardly a tile has both ends; kernels with FEW_REGISTERS compare positions.
  */
 DEVICE void mask_positions(float *s, int count, const fa_visibility *visibility, int row, int key) {
     const int column = key + (int)(lane_index() % 4) * 2, first = FEW_REGISTERS ? column : 0;
@@ -34,9 +36,9 @@ DEVICE void mask_positions(float *s, int count, const fa_visibility *visibility,
 }
 
 /*
- * tanh with float32 accuracy: tanh.approx keeps only 11 bits, which softcap would show. 1 - 2 / (exp(2x) + 1) cancels near zero, where the
- * odd Taylor polynomial to x^9 takes over: below 0.25 the next term, 1382/155925 x^11, is under 2^-26 of x. From there on the exponential's
- * 2^-22 is the larger error, 2^-20 of the result at most.
+ * tanh with float32 accuracy: tanh.approx keeps only 11 bits, which softcap would show. 1 - 2 / (exp(2x) + 1) cancels
+ * near zero, where the odd Taylor polynomial to x^9 takes over: below 0.25 the next term, 1382/155925 x^11, is under
+ * 2^-26 of x. From there on the exponential's 2^-22 is the larger error, 2^-20 of the result at most.
  */
 DEVICE float tanh_float32(float x) {
     float a = fabsf(x), x2 = x * x;
@@ -76,8 +78,8 @@ DEVICE float alibi_distance(const fa_visibility *visibility, int row, int key) {
 }
 
 /*
- * The score, from a capped one: biased, -inf where bias or boolean mask hides the key. Only for keys that the row sees by position, so that
- * bias and mask need hold no others.
+ * The score, from a capped one: biased, -inf where bias or boolean mask hides the key. Only for keys that the row sees
+ * by position, so that bias and mask need hold no others.
  */
 DEVICE float bias_and_mask(float x, const fa_forward_params *p, const head_scores *h, const fa_visibility *visibility,
                            int row, int key) {

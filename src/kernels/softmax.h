@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The online softmax on accumulator fragments, shared by all versions: mma.sync and wgmma give a thread two rows (p and p + 8 of
- * its warp's 16) and of each row the columns 8t + 2q, 8t + 2q + 1, so that a row lies in the four lanes of a quad. s[4t + v] is row v / 2.
+ * The online softmax on accumulator fragments, shared by all versions: mma.sync and wgmma give a thread two rows (p and
+ * p + 8 of its warp's 16) and of each row the columns 8t + 2q, 8t + 2q + 1, so that a row lies in the four lanes of a
+ * quad. s[4t + v] is row v / 2.
  *
- * Exponentials are base 2: exp(scale * (s - m)) = exp2(s * scale_log2 - m * scale_log2), one fused multiply-add each, with scale_log2 =
- * scale * log2(e) > 0. The rounding of m * scale_log2 is the same for all keys of a row and cancels in O, as long as its power of two
- * is a float32 number: |m * scale_log2| < 2^28 suffices. With a bias any finite score is an ordinary one, down to the lowest: the GENERAL
- * variants take the difference first, exp2((s - m) * scale_log2), which is one addition more for each score.
+ * Exponentials are base 2: exp(scale * (s - m)) = exp2(s * scale_log2 - m * scale_log2), one fused multiply-add each,
+ * with scale_log2 = scale * log2(e) > 0. The rounding of m * scale_log2 is the same for all keys of a row and cancels
+ * in O, as long as its power of two is a float32 number: |m * scale_log2| < 2^28 suffices. With a bias any finite score
+ * is an ordinary one, down to the lowest: the GENERAL variants take the difference first, exp2((s - m) * scale_log2),
+ * which is one addition more for each score.
  */
 #ifndef FA_KERNELS_SOFTMAX_H
 #define FA_KERNELS_SOFTMAX_H
@@ -42,7 +44,10 @@ DEVICE float quad_sum(float x) {
     return x + shuffle_xor_f32(x, 2);
 }
 
-/* What the weights of a row are computed from; a row of -inf alone uses 0 for its maximum, so that it never computes inf - inf. */
+/*
+ * What the weights of a row are computed from; a row of -inf alone uses 0 for its maximum, so that it never computes
+ * inf - inf.
+ */
 DEVICE float weight_shift(float max, float scale_log2) {
     if (max == -INFINITY) return 0.0f;
     return GENERAL ? max : max * scale_log2;
@@ -53,11 +58,13 @@ DEVICE float weight(float s, float shift, float scale_log2) {
 }
 
 /*
- * s becomes exp(scale (s - m')), sum is brought up to date, and what O has to be multiplied with is left in rescale: exactly 1 where the
- * maximum did not move. -inf becomes 0. fmaxf passes over NaN, but its exponential is NaN and stays in sum. count is a constant.
+ * s becomes exp(scale (s - m')), sum is brought up to date, and what O has to be multiplied with is left in rescale:
+ * exactly 1 where the maximum did not move. -inf becomes 0. fmaxf passes over NaN, but its exponential is NaN and stays
+ * in sum. count is a constant.
  *
- * slack: the maximum is left as it was unless scores rise by more than 2^slack above it (FlashAttention-4's conditional rescaling). O and
- * sum are relative to the same maximum, so that it cancels whatever it is; weights are up to 2^slack then. 0: always the true one.
+ * slack: the maximum is left as it was unless scores rise by more than 2^slack above it (FlashAttention-4's conditional
+ * rescaling). O and sum are relative to the same maximum, so that it cancels whatever it is; weights are up to 2^slack
+ * then. 0: always the true one.
  */
 DEVICE void softmax_step(float *s, int count, softmax_rows *rows, float scale_log2, float slack, float *rescale) {
     UNROLL
@@ -97,7 +104,8 @@ typedef struct softmax_result {
 } softmax_result;
 
 /*
- * max and sink in natural units; sink -inf: none. It takes part as a key without a value: with it the maximum may move once more.
+ * max and sink in natural units; sink -inf: none. It takes part as a key without a value: with it the maximum may move
+ * once more.
  */
 DEVICE softmax_result softmax_finish_row(float max, float sum, float sink) {
     softmax_result result;

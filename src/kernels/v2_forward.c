@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * FlashAttention-2 forward (Dao, 2023): one block of threads per query tile, so that the sequence is a dimension of parallelism; the warps share
- * the tile by rows ("sliced Q"), each sees all of K and V and none waits for another's partial result; O stays in registers and is
- * normalised once, at the end; masks cost only tiles on the boundary.
+ * FlashAttention-2 forward (Dao, 2023): one block of threads per query tile, so that the sequence is a dimension of
+ * parallelism; the warps share the tile by rows ("sliced Q"), each sees all of K and V and none waits for another's
+ * partial result; O stays in registers and is normalised once, at the end; masks cost only tiles on the boundary.
  *
- * Wide heads (V2_IS_WIDE): O and S of 16 rows are all that a warp's registers hold, and every fragment of K and V that it reads from shared
- * memory would serve these 16 rows alone, which makes those reads the limit. So P V is divided by columns instead: the weights go through
- * shared memory, and each warp multiplies all rows of P with its columns of V, 32 reads of 512 bytes in place of 64 (head_dim 256). S and the
- * softmax stay divided by rows, so that maxima and sums need no exchange. The next K tile is loaded during P V alone: loading it during the
- * softmax, with one barrier more, was slower. On GPUs without room for the weights they take the place of the K tile (weights_in_keys), and the
- * next one comes after P V.
+ * Wide heads (V2_IS_WIDE): O and S of 16 rows are all that a warp's registers hold, and every fragment of K and V that
+ * it reads from shared memory would serve these 16 rows alone, which makes those reads the limit. So P V is divided by
+ * columns instead: the weights go through shared memory, and each warp multiplies all rows of P with its columns of V,
+ * 32 reads of 512 bytes in place of 64 (head_dim 256). S and the softmax stay divided by rows, so that maxima and sums
+ * need no exchange. The next K tile is loaded during P V alone: loading it during the softmax, with one barrier more,
+ * was slower. On GPUs without room for the weights they take the place of the K tile (weights_in_keys), and the next
+ * one comes after P V.
  *
  * Compiled once per row of variants.def, with
  *   HEAD_DIM  64, 96, 128, 192, 256: columns of the tiles; smaller head dims are padded with zeros on the way in
  *   BF16      1: bfloat16, 0: float16
- *   GENERAL   1: softcap, ALiBi, bias, boolean mask, scales <= 0, rows that are not aligned; 0: none of these, and faster for it
- *   BLOCK_M   rows of a query tile, BLOCK_N keys of a K/V tile, WARPS warps of BLOCK_M / WARPS rows each, STAGES K/V tiles in flight
+ *   GENERAL   1: softcap, ALiBi, bias, boolean mask, scales <= 0, rows that are not aligned;
+ *             0: none of these, and faster for it
+ *   BLOCK_M   rows of a query tile, BLOCK_N keys of a K/V tile, WARPS warps of BLOCK_M / WARPS rows each,
+ *             STAGES K/V tiles in flight
  */
 #define THREADS (WARPS * 32)
 #define STRIPS (BLOCK_M / WARPS / 16) /* strips of 16 rows per warp */
@@ -60,9 +63,11 @@ typedef struct query_tile {
     const char *q, *k, *v;
 } query_tile;
 
-/* The grid is (row tiles, heads, batch entries), or all of them folded into x where y and z cannot hold them. Row tiles run first, so that
- * neighbours share K and V in L2, and the last rows come first, since under a causal mask they have most to do. Returns 0 if the sequence has
- * no such rows. */
+/*
+ * The grid is (row tiles, heads, batch entries), or all of them folded into x where y and z cannot hold them. Row tiles
+ * run first, so that neighbours share K and V in L2, and the last rows come first, since under a causal mask they have
+ * most to do. Returns 0 if the sequence has no such rows.
+ */
 DEVICE int tile_locate(query_tile *t, const fa_forward_params *p) {
     uint32_t row_tile = block_index_x(), head = block_index_y(), entry = block_index_z();
     if (grid_blocks_y() == 1 && grid_blocks_z() == 1) {
@@ -94,8 +99,8 @@ DEVICE int tile_locate(query_tile *t, const fa_forward_params *p) {
 
 #if GENERAL
 /*
- * Keys that bias or boolean mask hide from every row of the tile get a value of zero: their weights are 0, but 0 times a NaN or infinity
- * in V would be NaN. seen: BLOCK_N counters in shared memory.
+ * Keys that bias or boolean mask hide from every row of the tile get a value of zero: their weights are 0, but 0 times
+ * a NaN or infinity in V would be NaN. seen: BLOCK_N counters in shared memory.
  */
 DEVICE void clear_unseen_values(uint32_t v_tile, uint32_t seen, const float s[STRIPS][BLOCK_N / 2]) {
     for (int j = (int)thread_index(); j < BLOCK_N; j += THREADS) shared_store_u32(seen + 4 * (uint32_t)j, 0);
@@ -131,8 +136,8 @@ DEVICE void load_values(uint32_t v_tile, const query_tile *t, int tile, const fa
 }
 
 /*
- * The thread's two rows of a strip of O times their factors. Maxima settle after a few tiles; then this product with 1 is left out, by
- * whole strips.
+ * The thread's two rows of a strip of O times their factors. Maxima settle after a few tiles; then this product with 1
+ * is left out, by whole strips.
  */
 DEVICE void scale_strip(float o[OUT_COLUMNS / 2], const float factors[2]) {
     UNROLL
@@ -150,8 +155,8 @@ DEVICE void normalise_strip(float o[OUT_COLUMNS / 2], const float factors[2]) {
 
 #if WIDE
 /*
- * Factors of rows, f32 [BLOCK_M] in shared memory: from the warp that knows a row to all that hold some of its columns. They are those of the
- * thread's two rows of a strip, the same in all lanes of a quad.
+ * Factors of rows, f32 [BLOCK_M] in shared memory: from the warp that knows a row to all that hold some of its columns.
+ * They are those of the thread's two rows of a strip, the same in all lanes of a quad.
  */
 DEVICE uint32_t factor_address(uint32_t factors, int strip_row, int r) {
     return factors + 4 * ((uint32_t)(strip_row + 8 * r) + lane_index() / 4);

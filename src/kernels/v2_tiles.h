@@ -7,8 +7,8 @@
 #define V2_IS_WIDE(head_dim) ((head_dim) > 128)
 
 /*
- * Q tile, a ring of K and V tiles; for the general variants a counter per key; for wide heads two factors per row, while tiles are added
- * up and at the end, and the weights of a tile, which can do without a place of their own.
+ * Q tile, a ring of K and V tiles; for the general variants a counter per key; for wide heads two factors per row,
+ * while tiles are added up and at the end, and the weights of a tile, which can do without a place of their own.
  */
 #define V2_WEIGHTS_BYTES(head_dim, block_m, block_n) (V2_IS_WIDE(head_dim) ? 2 * (block_m) * (block_n) : 0)
 #define V2_SHARED_BYTES(head_dim, block_m, block_n, stages)                                                           \

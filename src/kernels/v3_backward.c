@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * FlashAttention-3 backward for Hopper (Shah et al., 2024, on the algorithm of Dao, 2023). A block of threads keeps a tile of
- * K and V and goes through the query tiles that see some of it, of all query heads that share it:
+ * FlashAttention-3 backward for Hopper (Shah et al., 2024, on the algorithm of Dao, 2023). A block of threads keeps a
+ * tile of K and V and goes through the query tiles that see some of it, of all query heads that share it:
  *
  *     S^T = K Q^T,  dP^T = V dO^T        both products at once
  *     P^T = exp(S^T - lse)               while dP^T is under way
@@ -14,8 +14,8 @@
  * columns dK and dV of 64 keys would not fit the registers of a warpgroup; there the two consumer warpgroups share the
  * keys and split the columns, and P^T goes through shared memory as dS^T does everywhere.
  *
- * Compiled once per row of variants.def, with HEAD_DIM, HEAD_DIM_V, BF16, GENERAL, BLOCK_M, BLOCK_N, STAGES and WARPS as
- * in v3_forward.c; WARPS is 12. GENERAL: softcap, ALiBi, bias, boolean mask, scales <= 0.
+ * Compiled once per row of variants.def, with HEAD_DIM, HEAD_DIM_V, BF16, GENERAL, BLOCK_M, BLOCK_N, STAGES and WARPS
+ * as in v3_forward.c; WARPS is 12. GENERAL: softcap, ALiBi, bias, boolean mask, scales <= 0.
  */
 #include "v3_backward_params.h"
 
@@ -92,8 +92,8 @@
 #endif
 
 /*
- * Named barriers: of both consumer warpgroups; where each waits for the other one's dS (and P), which may be a tile ahead; and
- * between each and the warp that adds its dQ.
+ * Named barriers: of both consumer warpgroups; where each waits for the other one's dS (and P), which may be a tile
+ * ahead; and between each and the warp that adds its dQ.
  */
 #define BARRIER_CONSUMERS 1
 #define BARRIER_STORED(consumer, count) ((uint32_t)(4 + (consumer)) + 2 * ((count)&1u))
@@ -123,8 +123,8 @@ DEVICE void issue_transposed(float *s, uint32_t key_rows, uint32_t query_rows, i
 }
 
 /*
- * d += W^T X: W^T, keys by queries, from registers, or with split columns from a tile of P or dS; X a tile of dO or Q. A
- * macro, since the number of columns is part of the instruction.
+ * d += W^T X: W^T, keys by queries, from registers, or with split columns from a tile of P or dS; X a tile of dO or Q.
+ * A macro, since the number of columns is part of the instruction.
  */
 #if SPLIT_COLUMNS
 #    define MULTIPLY_WEIGHTS(n, d, w, w_tile, x_tile, accumulate)                                                 \
@@ -185,8 +185,9 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
 /* ---- Consumer: scores, keys down and queries across; tiles with a mask: score_backward.h ---- */
 
 /*
- * The log-sum-exps, or D, of a tile's queries, of which a thread has two in each group of 8. Where there are registers for them they are
- * loaded before they are needed, since reading takes its time; in tiles with a mask, and so in GENERAL, they are not needed here.
+ * The log-sum-exps, or D, of a tile's queries, of which a thread has two in each group of 8. Where there are registers
+ * for them they are loaded before they are needed, since reading takes its time; in tiles with a mask, and so in
+ * GENERAL, they are not needed here.
  */
 #define NUMBERS_AHEAD (!GENERAL && QUERIES < 128)
 
@@ -280,14 +281,7 @@ DEVICE void store_gradient(float *d, int columns, int half_pages, uint32_t tile,
         return;
     }
     const uint32_t part = tile + (uint32_t)(SPLIT_COLUMNS ? half_pages * consumer * PAGE_BYTES(BLOCK_N) : 0);
-    const uint32_t address = a_fragment_address(part, BLOCK_N, first + warp_row);
-    UNROLL
-    for (int n = 0; n < columns / 16; n++) {
-        uint32_t pairs[4];
-        UNROLL
-        for (int i = 0; i < 4; i++) pairs[i] = pack_16bit(d[8 * n + 2 * i], d[8 * n + 2 * i + 1]);
-        stmatrix_x4(fragment_at(address, BLOCK_N, 0, n), pairs);
-    }
+    store_rounded(a_fragment_address(part, BLOCK_N, first + warp_row), BLOCK_N, d, columns);
     warp_sync(); /* a warp stores the rows it wrote */
     NO_UNROLL
     for (int i = lane; i < 16 * (columns / 8); i += 32) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dQ in the v3 backward kernel: from the consumer warpgroups through shared memory to dq_sum in global memory, where those of all
- * key tiles are added up, by bulk reductions. Included by v3_backward.c behind its macros.
+ * dQ in the v3 backward kernel: from the consumer warpgroups through shared memory to dq_sum in global memory, where
+ * those of all key tiles are added up, by bulk reductions. Included by v3_backward.c behind its macros.
  */
 #ifndef FA_KERNELS_V3_BACKWARD_DQ_H
 #define FA_KERNELS_V3_BACKWARD_DQ_H
@@ -35,8 +35,8 @@ DEVICE void store_dq(const float *dq, uint32_t part) {
 }
 
 /*
- * In deterministic order: how many key tiles are added to dQ of a query tile before this one: those behind it that some query of
- * the tile sees. What it takes to know that lies in shared memory, since registers are scarce here.
+ * In deterministic order: how many key tiles are added to dQ of a query tile before this one: those behind it that some
+ * query of the tile sees. What it takes to know that lies in shared memory, since registers are scarce here.
  */
 DEVICE void store_dq_order(const shared_layout *s, const fa_backward_params *b, const key_work *w) {
     const fa_visibility *v = &w->tile.sequence.visibility;
@@ -59,8 +59,8 @@ DEVICE void pass_dq_turn(uint32_t *turns) {
 }
 
 /*
- * Waits for its turn at a query tile. *pending: the tile whose turn has not been passed on yet, or -1. That waits until the next
- * addition has been started, when it is surely done, but not if there is time anyway.
+ * Waits for its turn at a query tile. *pending: the tile whose turn has not been passed on yet, or -1. That waits until
+ * the next addition has been started, when it is surely done, but not if there is time anyway.
  */
 DEVICE void wait_for_dq_turn(const shared_layout *s, const fa_backward_params *b, int tile, int row, int consumer,
                              int *pending) {
@@ -76,8 +76,8 @@ DEVICE void wait_for_dq_turn(const shared_layout *s, const fa_backward_params *b
 }
 
 /*
- * Adds what a consumer warpgroup has stored to dq_sum, tile by tile; a warp beside the producer, so that nobody else waits for it.
- * deterministic: in turns.
+ * Adds what a consumer warpgroup has stored to dq_sum, tile by tile; a warp beside the producer, so that nobody else
+ * waits for it. deterministic: in turns.
  */
 DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const key_work *w, int consumer) {
     const int group = b->forward.group, row_blocks = b->forward.row_blocks,

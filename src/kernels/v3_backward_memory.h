@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the roles of the v3 backward kernel share: the layout of shared memory, and the block's keys. Included by v3_backward.c behind its
- * macros. */
+/*
+ * What the roles of the v3 backward kernel share: the layout of shared memory, and the block's keys. Included by
+ * v3_backward.c behind its macros.
+ */
 #ifndef FA_KERNELS_V3_BACKWARD_MEMORY_H
 #define FA_KERNELS_V3_BACKWARD_MEMORY_H
 
@@ -45,12 +47,8 @@ DEVICE shared_layout layout_shared(void) {
 DEVICE void init_barriers(const shared_layout *s) {
     mbarrier_init(s->kv_full, 1);
     mbarrier_init(s->raw, 1);
-    for (uint32_t i = 0; i < STAGES; i++) {
-        mbarrier_init(s->q_full + 8 * i, 1);
-        mbarrier_init(s->q_empty + 8 * i, CONSUMERS);
-        mbarrier_init(s->dout_full + 8 * i, 1);
-        mbarrier_init(s->dout_empty + 8 * i, CONSUMERS);
-    }
+    init_ring(s->q_full, s->q_empty, STAGES, CONSUMERS);
+    init_ring(s->dout_full, s->dout_empty, STAGES, CONSUMERS);
     fence_mbarrier_init();
 }
 
@@ -68,8 +66,8 @@ typedef struct key_work {
 } key_work;
 
 /*
- * The number of a key tile. deterministic: the last one comes first. dQ of a query tile is added in this order, and with a
- * causal mask blocks come to it in this order; those who are waited for have started before.
+ * The number of a key tile. deterministic: the last one comes first. dQ of a query tile is added in this order, and
+ * with a causal mask blocks come to it in this order; those who are waited for have started before.
  */
 DEVICE int key_tile_number(const fa_backward_params *params, const key_tile *tile) {
     const int tiles = (tile->rows + BLOCK_N - 1) / BLOCK_N;

@@ -18,15 +18,17 @@
 #define V3B_DQ_COLUMNS(head_dim) (((head_dim) + 63) / 64 * 64)
 
 /*
- * dQ of a query tile goes through shared memory on its way to dq_sum. At head_dim 256 it takes the stages of the Q and dO tile
- * that it belongs to, which are just as large; else it has a place of its own, or two, where there is room, and registers to
- * tell them apart.
+ * dQ of a query tile goes through shared memory on its way to dq_sum. At head_dim 256 it takes the stages of the Q and
+ * dO tile that it belongs to, which are just as large; else it has a place of its own, or two, where there is room, and
+ * registers to tell them apart.
  */
 #define V3B_DQ_PLACES(head_dim, general) ((head_dim) > 192 ? 0 : V3B_SPLIT_COLUMNS(head_dim) || (general) ? 1 : 2)
 #define V3B_DQ_BYTES(head_dim, block_m) ((block_m)*V3B_DQ_COLUMNS(head_dim) * 4)
 
-/* K and V tile; rings of Q and dO tiles; two dS tiles (and P tiles, if columns are split); dQ; log-sum-exp, D and a word of
- * work per stage; barriers. */
+/*
+ * K and V tile; rings of Q and dO tiles; two dS tiles (and P tiles, if columns are split); dQ; log-sum-exp, D and a
+ * word of work per stage; barriers.
+ */
 #define V3B_SHARED_BYTES(head_dim, head_dim_v, general, block_m, block_n, stages)                               \
     (V3B_TILE_BYTES(head_dim, block_n, head_dim) + V3B_TILE_BYTES(head_dim, block_n, head_dim_v) +              \
      (stages) * (V3B_TILE_BYTES(head_dim, block_m, head_dim) + V3B_TILE_BYTES(head_dim, block_m, head_dim_v)) + \

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The producer of the v3 backward kernel: one warp that feeds a whole block. Included by v3_backward.c behind its macros. */
+/*
+ * The producer of the v3 backward kernel: one warp that feeds a whole block. Included by v3_backward.c behind its
+ * macros.
+ */
 #ifndef FA_KERNELS_V3_BACKWARD_PRODUCER_H
 #define FA_KERNELS_V3_BACKWARD_PRODUCER_H
 

@@ -9,8 +9,8 @@
 /* ---- Stages that hold the output (OUT_IN_RING) ---- */
 
 /*
- * They are kept until the output has left them. Nobody waits for that: they are given back when the first products of the
- * next query tile have been issued. kept: such a stage, or STAGES.
+ * They are kept until the output has left them. Nobody waits for that: they are given back when the first products of
+ * the next query tile have been issued. kept: such a stage, or STAGES.
  */
 DEVICE void give_back(uint32_t *kept, const shared_layout *s, int thread) {
     if (!OUT_IN_RING || *kept == STAGES) return;
@@ -21,8 +21,8 @@ DEVICE void give_back(uint32_t *kept, const shared_layout *s, int thread) {
 }
 
 /*
- * Warpgroup 0 takes the place of K, and warpgroup 1 that of V: each says when it has left the other one's. last: of the query tile.
- * parity: of the query tile.
+ * Warpgroup 0 takes the place of K, and warpgroup 1 that of V: each says when it has left the other one's. last: of the
+ * query tile. parity: of the query tile.
  */
 DEVICE void leave_keys(const shared_layout *s, uint32_t stage, int consumer, int last, uint32_t parity, int thread) {
     if (!OUT_IN_RING || !last)
@@ -38,7 +38,10 @@ DEVICE void leave_last_values(const shared_layout *s, uint32_t stage, int consum
         named_barrier_arrive(BARRIER_VALUES_LEFT(parity), 256);
 }
 
-/* Where the warpgroup's rows of the output lie, when nobody reads there any more. stage: of the query tile's last K and V. */
+/*
+ * Where the warpgroup's rows of the output lie, when nobody reads there any more. stage: of the query tile's last K and
+ * V.
+ */
 DEVICE uint32_t out_tile(const shared_layout *s, uint32_t stage, int consumer, uint32_t parity) {
     if (!OUT_IN_RING) return s->out + (uint32_t)consumer * 64 * 128;
     named_barrier_sync(consumer == 0 ? BARRIER_KEYS_LEFT(parity) : BARRIER_VALUES_LEFT(parity), 256);
@@ -100,14 +103,7 @@ DEVICE void finish(float *o, const softmax_rows *rows, const shared_layout *shar
         if (thread == 0) bulk_wait_group_read(0);
         named_barrier_sync(barrier, 128);
     }
-    const uint32_t address = a_fragment_address(tile, OUT_ROWS, warp_row);
-    UNROLL
-    for (int n = 0; n < HEAD_DIM_V / 16; n++) {
-        uint32_t pairs[4];
-        UNROLL
-        for (int i = 0; i < 4; i++) pairs[i] = pack_16bit(o[8 * n + 2 * i], o[8 * n + 2 * i + 1]);
-        stmatrix_x4(fragment_at(address, OUT_ROWS, 0, n), pairs);
-    }
+    store_rounded(a_fragment_address(tile, OUT_ROWS, warp_row), OUT_ROWS, o, HEAD_DIM_V);
     if (params->store_by_tma) {
         fence_proxy_async_shared();
         named_barrier_sync(barrier, 128);

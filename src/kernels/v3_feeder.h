@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The v3 forward kernel without warp specialisation (WARP_SPECIALISATION 0): what produce() of v3_forward.c does, a piece at
- * a time between the products of the consumers. With a producer, is_feeder() is 0 and nothing of this remains.
+ * The v3 forward kernel without warp specialisation (WARP_SPECIALISATION 0): what produce() of v3_producer.h does, a
+ * piece at a time between the products of the consumers. With a producer, is_feeder() is 0 and nothing of this remains.
  *
- * K runs STAGES - 1 tiles ahead of the products, and V one tile less. When the products of a tile have been issued, those of
- * the tile before it are done or first in the queue, so that the warp hardly waits for the stages that they leave.
+ * K runs STAGES - 1 tiles ahead of the products, and V one tile less. When the products of a tile have been issued,
+ * those of the tile before it are done or first in the queue, so that the warp hardly waits for the stages that they
+ * leave.
  */
 #ifndef FA_KERNELS_V3_FEEDER_H
 #define FA_KERNELS_V3_FEEDER_H
@@ -70,7 +71,10 @@ DEVICE void feed_first(feeder *f, const shared_layout *s, const fa_v3_params *pa
     for (int i = 0; i < STAGES - 1; i++) feed_tiles(f, s, params, w, w->tile_end - 1 - i, kv + (uint32_t)i);
 }
 
-/* Behind the products with K of a tile, the one at `kv`, and V of the tile before: what takes the place of their predecessors. */
+/*
+ * Behind the products with K of a tile, the one at `kv`, and V of the tile before: what takes the place of their
+ * predecessors.
+ */
 DEVICE void feed_next(feeder *f, const shared_layout *s, const fa_v3_params *params, const work_item *w, int consumer,
                       int tile, uint32_t kv) {
     if (is_feeder(consumer)) feed_tiles(f, s, params, w, tile - (STAGES - 1), kv + STAGES - 1);

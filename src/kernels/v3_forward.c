@@ -48,9 +48,9 @@
 #define Q_REGISTERS (!GENERAL && !OUT_IN_Q && CONSUMERS == 2 && HEAD_DIM <= 128 && HEAD_DIM_V <= 128)
 
 /*
- * Where shared memory is short, the output has no place of its own. Two warpgroups then take the stages of their last K and
- * their last V tile, which come round again no sooner than the second K/V tile of the next query tile; if these are too
- * small, they take the place of their Q tiles, which keeps the next ones waiting.
+ * Where shared memory is short, the output has no place of its own. Two warpgroups then take the stages of their last K
+ * and their last V tile, which come round again no sooner than the second K/V tile of the next query tile; if these are
+ * too small, they take the place of their Q tiles, which keeps the next ones waiting.
  */
 #define NO_PLACE_FOR_OUT V3_TOO_LARGE(HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, STAGES)
 #define OUT_IN_RING (NO_PLACE_FOR_OUT && CONSUMERS == 2 && BYTES_O / 2 <= BYTES_K && BYTES_O / 2 <= BYTES_V)
@@ -58,8 +58,8 @@
 #define OUT_ROWS (OUT_IN_RING ? 64 : BLOCK_M) /* of the tile in shared memory that a warpgroup's output is a part of */
 
 /*
- * A warpgroup whose rows see no more of a tile than its first NARROW keys, half of it, computes the products of these alone. A
- * number, since it becomes part of instructions; a multiple of 16.
+ * A warpgroup whose rows see no more of a tile than its first NARROW keys, half of it, computes the products of these
+ * alone. A number, since it becomes part of instructions; a multiple of 16.
  */
 #if BLOCK_N == 128
 #    define NARROW 64
@@ -96,7 +96,10 @@
 /* Named barriers: the turn of each consumer warpgroup, and its own 128 threads in the epilogue. */
 #define BARRIER_TURN 1
 #define BARRIER_EPILOGUE 4
-/* The output in the ring: one warpgroup has left the stage that the other one takes. It may be a query tile ahead: parity. */
+/*
+ * The output in the ring: one warpgroup has left the stage that the other one takes. It may be a query tile ahead:
+ * parity.
+ */
 #define BARRIER_KEYS_LEFT(parity) (6 + (parity))
 #define BARRIER_VALUES_LEFT(parity) (8 + (parity))
 
@@ -104,11 +107,11 @@
 #include "v3_feeder.h"
 #include "v3_producer.h"
 
-/* ---- Consumer: products --------------------------------------------------------------------------------------------------- */
+/* ---- Consumer: products ------------------------------------------------------------------------------------------ */
 
 /*
- * S = Q K^T with the first n keys of a tile, issued and committed. A macro, since n is part of the instruction. q: fragments,
- * or not used.
+ * S = Q K^T with the first n keys of a tile, issued and committed. A macro, since n is part of the instruction. q:
+ * fragments, or not used.
  */
 #if Q_REGISTERS
 #    define MULTIPLY_QUERIES(n, s, q_rows, q, step, k) \
@@ -156,13 +159,16 @@ DEVICE void issue_values(float *o, const uint32_t *p, uint32_t v_tile, int accum
         issue_values_of(o, p, v_tile, accumulate, BLOCK_N);
 }
 
-/* The weights of the tile's first `keys` as A operand: accumulators of 16 keys, packed, are the fragment over these keys. */
+/*
+ * The weights of the tile's first `keys` as A operand: accumulators of 16 keys, packed, are the fragment over these
+ * keys.
+ */
 DEVICE void pack_weights(uint32_t *p, const float *s, int keys) {
     UNROLL
     for (int i = 0; i < BLOCK_N / 4; i++) p[i] = i < keys / 4 ? pack_16bit(s[2 * i], s[2 * i + 1]) : 0;
 }
 
-/* ---- Consumer: turns ------------------------------------------------------------------------------------------------------- */
+/* ---- Consumer: turns --------------------------------------------------------------------------------------------- */
 
 DEVICE void turn_wait(int consumer) {
 #if PING_PONG
@@ -180,7 +186,7 @@ DEVICE void turn_pass(int consumer) {
 #endif
 }
 
-/* ---- Consumer: one query tile ------------------------------------------------------------------------------------------------ */
+/* ---- Consumer: one query tile ------------------------------------------------------------------------------------ */
 
 /* Raw scores of a tile's first `keys` become what softmax takes. */
 DEVICE void prepare_scores(float *s, int keys, const fa_v3_params *params, const work_item *w, int consumer, int tile) {
@@ -210,8 +216,9 @@ DEVICE void wait_for_values(float *o) {
 }
 
 /*
- * The compiler would move the wait for P V above the softmax that is to run beside it; past a branch it does not. This one is
- * never taken: without tiles there is no launch. (The wait itself must not stand in a branch that only some warps take.)
+ * The compiler would move the wait for P V above the softmax that is to run beside it; past a branch it does not. This
+ * one is never taken: without tiles there is no launch. (The wait itself must not stand in a branch that only some
+ * warps take.)
  */
 DEVICE void keep_before(float *s, const shared_layout *shared, const fa_v3_params *params) {
     register_fence_f32(s, BLOCK_N / 2);
@@ -357,7 +364,7 @@ DEVICE void attend(float *o, softmax_rows *rows, feeder *f, const shared_layout 
     leave_last_values(shared, stage, consumer, q_parity, thread);
 }
 
-/* ---- Roles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Roles ------------------------------------------------------------------------------------------------------- */
 
 DEVICE void consume(const shared_layout *shared, const fa_v3_params *params, int consumer) {
     const int thread = (int)thread_index() & 127;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the roles of the v3 forward kernel share: the layout of shared memory, query tiles as work items, and the loads of
- * tiles. Included by v3_forward.c behind its macros.
+ * What the roles of the v3 forward kernel share: the layout of shared memory, query tiles as work items, and the loads
+ * of tiles. Included by v3_forward.c behind its macros.
  */
 #ifndef FA_KERNELS_V3_LOADS_H
 #define FA_KERNELS_V3_LOADS_H
@@ -10,7 +10,7 @@
 #include "score.h"
 #include "v3_params.h"
 
-/* ---- Shared memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
 #define WORK_BYTES 48 /* of a work item */
 
@@ -45,20 +45,13 @@ DEVICE void init_barriers(const shared_layout *s) {
     mbarrier_init(s->q_full, 1);
     mbarrier_init(s->q_empty, CONSUMERS);
     mbarrier_init(s->v_raw, 1);
-    for (uint32_t i = 0; i < STAGES; i++) {
-        mbarrier_init(s->k_full + 8 * i, 1);
-        mbarrier_init(s->k_empty + 8 * i, CONSUMERS);
-        mbarrier_init(s->v_full + 8 * i, 1);
-        mbarrier_init(s->v_empty + 8 * i, CONSUMERS);
-    }
-    for (uint32_t i = 0; i < 2; i++) {
-        mbarrier_init(s->work_full + 8 * i, 1);
-        mbarrier_init(s->work_empty + 8 * i, CONSUMERS);
-    }
+    init_ring(s->k_full, s->k_empty, STAGES, CONSUMERS);
+    init_ring(s->v_full, s->v_empty, STAGES, CONSUMERS);
+    init_ring(s->work_full, s->work_empty, 2, CONSUMERS);
     fence_mbarrier_init();
 }
 
-/* ---- Work: query tiles ------------------------------------------------------------------------------------------------- */
+/* ---- Work: query tiles ------------------------------------------------------------------------------------------- */
 
 /* A query tile, as the producer works it out for everybody. */
 typedef struct work_item {
@@ -77,7 +70,10 @@ DEVICE work_item work_load(uint32_t address, int consumer) {
     return w;
 }
 
-/* From lane 0: the compiler then knows that all lanes have the same, and keeps what follows from it in uniform registers. */
+/*
+ * From lane 0: the compiler then knows that all lanes have the same, and keeps what follows from it in uniform
+ * registers.
+ */
 DEVICE int from_lane_0(int x) { return (int)shuffle_index_u32((uint32_t)x, 0); }
 
 DEVICE work_item work_from_lane_0(work_item w) {
@@ -131,7 +127,7 @@ DEVICE int work_locate(work_item *w, device_sequence *sequence, const fa_v3_para
     return 1;
 }
 
-/* ---- Loads -------------------------------------------------------------------------------------------------------------- */
+/* ---- Loads ------------------------------------------------------------------------------------------------------- */
 
 /* One lane asks for a tile of `rows` rows, page by page, and for its bytes to be counted on the barrier. */
 DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map, int rows, int pages, int row,
@@ -178,8 +174,8 @@ DEVICE fa_key_range keys_seen(const device_sequence *s) {
 }
 
 /*
- * Whether a V tile holds rows that no query may see, for their position or, perhaps, because bias or mask hide them: their
- * weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
+ * Whether a V tile holds rows that no query may see, for their position or, perhaps, because bias or mask hide them:
+ * their weights are 0, but 0 times NaN or infinity is NaN. Rows behind the tensor are zero already.
  */
 DEVICE int values_need_cleaning(const fa_forward_params *p, fa_key_range seen, int key) {
     if (GENERAL && (p->bias.data || p->mask.data)) return 1;
@@ -204,8 +200,8 @@ DEVICE void clean_values(uint32_t tile, const fa_forward_params *p, const device
 }
 
 /*
- * The query tile that this block takes after `number`, in two steps, so that the tile at hand can be worked on in between. All
- * lanes get the answer.
+ * The query tile that this block takes after `number`, in two steps, so that the tile at hand can be worked on in
+ * between. All lanes get the answer.
  */
 DEVICE uint32_t tile_request(const fa_v3_params *params) {
     return params->next_tile && lane_index() == 0 ? global_atomic_add_u32(params->next_tile, 1) : 0;

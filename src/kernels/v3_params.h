@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the v3 forward kernel is told, shared memory of a block, and registers of its roles: one definition for kernel and launch. */
+/*
+ * What the v3 forward kernel is told, and the shared memory of a block: one definition for kernel and launch.
+ */
 #ifndef FA_KERNELS_V3_PARAMS_H
 #define FA_KERNELS_V3_PARAMS_H
 
@@ -23,8 +25,10 @@
     (V3_TILES_BYTES(head_dim, head_dim_v, block_m, block_n, stages) + V3_BARRIER_BYTES - \
      (V3_TOO_LARGE(head_dim, head_dim_v, block_m, block_n, stages) ? V3_TILE_BYTES(block_m, head_dim_v) : 0))
 
-/* Rank 4: (head_dim, row, head, batch entry); variable length: one batch entry that holds all rows. Columns and rows beyond the tensor read as
- * zero. */
+/*
+ * Rank 4: (head_dim, row, head, batch entry); variable length: one batch entry that holds all rows. Columns and rows
+ * beyond the tensor read as zero.
+ */
 typedef struct fa_v3_params {
     fa_tensor_map q, k, v, out;
     fa_forward_params forward;

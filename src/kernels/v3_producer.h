@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The producer of the v3 forward kernel: one warp that feeds a whole block. Included by v3_forward.c behind its macros. */
+/*
+ * The producer of the v3 forward kernel: one warp that feeds a whole block. Included by v3_forward.c behind its macros.
+ */
 #ifndef FA_KERNELS_V3_PRODUCER_H
 #define FA_KERNELS_V3_PRODUCER_H
 
@@ -19,8 +21,8 @@ DEVICE void load_queries(producer *f, const shared_layout *s, const fa_v3_params
 }
 
 /*
- * K and V of a query tile, from the last tile to the first, as the consumers go through them. Q behind the first K: where the
- * consumers have no registers for it, they leave its place late. (Where they have, announce() loads it.)
+ * K and V of a query tile, from the last tile to the first, as the consumers go through them. Q behind the first K:
+ * where the consumers have no registers for it, they leave its place late. (Where they have, announce() loads it.)
  */
 DEVICE void load_tiles(producer *f, const shared_layout *s, const fa_v3_params *params, const work_item *w) {
     const fa_forward_params *p = &params->forward;
