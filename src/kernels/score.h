@@ -26,11 +26,12 @@ DEVICE void mask_positions(float *s, int count, const fa_visibility *visibility,
             const int offset = first + i / 2 * 8 + i % 2;
             if (offset >= end || (FEW_REGISTERS && offset < begin)) s[4 * (i / 2) + 2 * r + i % 2] = -INFINITY;
         }
-        if (FEW_REGISTERS || begin <= 0) continue;
-        UNROLL
-        for (int i = 0; i < count / 2; i++) {
-            const int offset = i / 2 * 8 + i % 2;
-            if (offset < begin) s[4 * (i / 2) + 2 * r + i % 2] = -INFINITY;
+        if (!FEW_REGISTERS && begin > 0) {
+            UNROLL
+            for (int i = 0; i < count / 2; i++) {
+                const int offset = i / 2 * 8 + i % 2;
+                if (offset < begin) s[4 * (i / 2) + 2 * r + i % 2] = -INFINITY;
+            }
         }
     }
 }

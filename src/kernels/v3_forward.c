@@ -273,7 +273,7 @@ DEVICE void attend(float *o, softmax_rows *rows, feeder *f, const shared_layout 
     named_barrier_sync((uint32_t)(BARRIER_EPILOGUE + consumer), 128);
     release(shared->q_empty, thread);
 #else
-    const uint32_t *q = 0;
+    uint32_t q[1]; /* not used */
 #endif
 
     NO_UNROLL
