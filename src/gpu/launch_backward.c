@@ -63,6 +63,7 @@ static fa_status choose_variants(const fa_problem *p, fa_gpu_backward_plan *plan
     else
         plan->shared_bytes = V2_BACKWARD_SHARED_BYTES(v->head_dim, v->block_m, v->block_n, v->stages);
     plan->dq_columns = plan->kernel == FA_KERNEL_V3 ? V3B_DQ_COLUMNS(v->head_dim) : v->head_dim;
+    plan->dq_part_columns = plan->kernel == FA_KERNEL_V3 ? V3B_DQ_PART_COLUMNS(v->head_dim) : v->head_dim;
     return fa_machine_runs(plan->machine, v);
 }
 
@@ -176,6 +177,7 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .dv_float32 = g->dv.type == FA_ELEMENT_FLOAT32,
         .block_m = plan->variant->block_m,
         .tile_columns = (int32_t)plan->dq_columns,
+        .dq_part_columns = (int32_t)plan->dq_part_columns,
         .dq_by_lane = plan->kernel == FA_KERNEL_V3,
         .dq_aligned = g->dq.type == p->q.type && whole_pieces(&g->dq, p->head_dim, p->batch, p->rows_q, p->heads),
         .key_blocks = (int32_t)plan->key_blocks,

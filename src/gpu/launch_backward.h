@@ -20,7 +20,7 @@ typedef struct fa_gpu_backward_plan {
     const fa_variant *variant; /* of the main kernel */
     const fa_variant *prepare, *finish, *scores;
     int64_t shared_bytes;                       /* of a block of the main kernel */
-    int64_t dq_columns;                         /* of a tile of dq_sum */
+    int64_t dq_columns, dq_part_columns;        /* of a tile of dq_sum, and of each of its parts */
     bool rows_aligned;                          /* all rows of q, k and v are whole 16-byte pieces of memory */
     bool copies_dout;                           /* to q's dtype, and rows of whole 16-byte pieces */
     int64_t row_blocks, query_tiles;            /* per head (as in fa_forward_params), and all */

@@ -14,18 +14,18 @@
  * piece, so that they read whole lines.
  */
 DEVICE void load_columns(float x[8], const float *sum, int row, int column, const fa_backward_params *params) {
-    const int columns = params->tile_columns;
+    const int block_m = params->block_m, part = params->dq_part_columns;
     if (params->dq_by_lane) {
         UNROLL
         for (int c = 0; c < 8; c += 2) {
-            const f32x2 pair = global_load_f32x2(sum + dq_sum_index(row, column + c, columns, 1));
+            const f32x2 pair = global_load_f32x2(sum + dq_sum_index(row, column + c, block_m, part, 1));
             x[c] = pair.x;
             x[c + 1] = pair.y;
         }
         return;
     }
-    const f32x4 even = global_load_f32x4(sum + dq_sum_index(row, column, columns, 0));
-    const f32x4 odd = global_load_f32x4(sum + dq_sum_index(row, column + 1, columns, 0));
+    const f32x4 even = global_load_f32x4(sum + dq_sum_index(row, column, block_m, part, 0));
+    const f32x4 odd = global_load_f32x4(sum + dq_sum_index(row, column + 1, block_m, part, 0));
     const float evens[4] = {even.x, even.y, even.z, even.w}, odds[4] = {odd.x, odd.y, odd.z, odd.w};
     UNROLL
     for (int i = 0; i < 4; i++) {
@@ -88,14 +88,15 @@ DEVICE void finish_pieces(const fa_backward_params *params, const query_tile *t,
     const fa_forward_params *p = &params->forward;
     const int lane = (int)lane_index(), groups = params->tile_columns / 32;
     for (int i = (int)warp_index(); i < params->block_m / 16 * groups; i += WARPS) {
-        const int strip = i / groups * 16, column = i % groups * 32 + lane % 4 * 8;
+        const int strip = i / groups * 16, first = i % groups * 32, column = first + lane % 4 * 8;
+        const float *pieces = sum + dq_sum_index(strip, first, params->block_m, params->dq_part_columns, 1);
         uint32_t rows[2][4];
         int part[2];
         UNROLL
         for (int r = 0; r < 2; r++) part[r] = takes_part(params, strip + lane / 4 + 8 * r);
         UNROLL
         for (int j = 0; j < 4; j++) {
-            const f32x4 x = global_load_f32x4(sum + (i * 4 + j) * 128 + lane * 4);
+            const f32x4 x = global_load_f32x4(pieces + j * 128 + lane * 4);
             rows[0][j] = part[0] ? pack_16bit(x.x, x.y) : 0;
             rows[1][j] = part[1] ? pack_16bit(x.z, x.w) : 0;
         }

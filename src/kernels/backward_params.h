@@ -45,8 +45,8 @@ typedef struct fa_backward_params {
     float *delta;    /* [tiles][block_m]: D; 0 in rows that take no part */
     float *row_sum; /* [tiles][block_m]: each query's part of dsink, then of dalibi_slopes; NULL if neither is wanted */
     float *dq_sum;  /* [tiles][block_m * tile_columns], zero at first; elements as dq_sum_index() tells */
-    int32_t dq_by_lane; /* an argument of dq_sum_index(); then the sums are scaled as well */
-    int32_t dq_aligned; /* rows of dq can be written 16 bytes at a time */
+    int32_t dq_part_columns, dq_by_lane; /* arguments of dq_sum_index(); by lane: the sums are scaled as well */
+    int32_t dq_aligned;                  /* rows of dq can be written 16 bytes at a time */
     uint32_t
         *turns; /* [tiles][2], zero at first; deterministic: key tiles that have added to dq_sum (v3: to each half) */
     int32_t *idle_rows; /* [tiles]: FA_IDLE_ROWS, FA_IDLE_ROWS_DIRTY */

@@ -68,10 +68,12 @@ DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
 /*
  * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is
  * what a warp's accumulators of mma.sync or wgmma are: [register][lane] for v2, whose single additions then are of
- * whole lines; [lane][register] for v3, which stores four registers at a time for a bulk reduction.
+ * whole lines; [lane][register] for v3, which stores four registers at a time for a bulk reduction. In v3 the columns
+ * are in parts, all rows of one before those of the next, so that what a warpgroup adds lies in one place.
  */
-DEVICE int dq_sum_index(int row, int column, int tile_columns, int by_lane) {
-    const int piece = row / 16 * (tile_columns / 8) + column / 8, lane = row % 8 * 4 + column % 8 / 2,
+DEVICE int dq_sum_index(int row, int column, int block_m, int part_columns, int by_lane) {
+    const int part = column / part_columns * (block_m / 16), in_part = column % part_columns;
+    const int piece = (part + row / 16) * (part_columns / 8) + in_part / 8, lane = row % 8 * 4 + column % 8 / 2,
               reg = row % 16 / 8 * 2 + column % 2;
     return piece * 128 + (by_lane ? lane * 4 + reg : reg * 32 + lane);
 }

@@ -315,12 +315,13 @@ DEVICE void pass_turn(const fa_backward_params *params) {
 DEVICE void add_dq(const float dq[DQ_STRIPS][DQ_COLUMNS / 2], step s, const fa_backward_params *params) {
     const int strip = (int)warp_index() % DQ_ROW_WARPS, part = (int)warp_index() / DQ_ROW_WARPS;
     float *sum = params->dq_sum + (int64_t)step_number(s, params) * (BLOCK_M * HEAD_DIM) +
-                 dq_sum_index(16 * strip, 16 * part, HEAD_DIM, 0) + lane_index();
+                 dq_sum_index(16 * strip, 16 * part, BLOCK_M, HEAD_DIM, 0) + lane_index();
     UNROLL
     for (int i = 0; i < DQ_STRIPS; i++) {
         UNROLL
         for (int n = 0; n < DQ_COLUMNS / 8; n++) {
-            const int piece = dq_sum_index(16 * DQ_ROW_WARPS * i, n / 2 * 16 * DQ_SPLIT + n % 2 * 8, HEAD_DIM, 0);
+            const int piece =
+                dq_sum_index(16 * DQ_ROW_WARPS * i, n / 2 * 16 * DQ_SPLIT + n % 2 * 8, BLOCK_M, HEAD_DIM, 0);
             UNROLL
             for (int v = 0; v < 4; v++) (void)global_atomic_add_f32(sum + piece + 32 * v, dq[i][4 * n + v]);
         }

@@ -44,8 +44,9 @@
 #define BYTES_DO V3B_TILE_BYTES(HEAD_DIM, BLOCK_M, HEAD_DIM_V)
 #define BYTES_K V3B_TILE_BYTES(HEAD_DIM, BLOCK_N, HEAD_DIM)
 #define BYTES_V V3B_TILE_BYTES(HEAD_DIM, BLOCK_N, HEAD_DIM_V)
-#define BYTES_S (BLOCK_N * BLOCK_M * 2) /* a dS or P tile: [BLOCK_M / 64][BLOCK_N keys][64 queries] */
-#define PAGE_BYTES_S (BLOCK_N * 128)
+/* A dS tile: [BLOCK_N / 64][BLOCK_M queries][64 keys]; a dS or P tile with split columns: [64 keys][64 queries]. */
+#define BYTES_S (BLOCK_N * BLOCK_M * 2)
+#define PAGE_BYTES_S (BLOCK_M * 128)
 
 /* What one warpgroup has of a query tile and of the gradients; numbers, since they become part of instructions. */
 #if HEAD_DIM == 64
@@ -78,11 +79,12 @@
 #    define COLUMNS_V 128
 #    define COLUMNS_DQ 128
 #endif
+#if COLUMNS_DQ != V3B_DQ_PART_COLUMNS(HEAD_DIM)
+#    error "a warpgroup adds to one part of dq_sum"
+#endif
 #define DQ_COLUMNS V3B_DQ_COLUMNS(HEAD_DIM)
 #define DQ_PLACES V3B_DQ_PLACES(HEAD_DIM, GENERAL)
 #define DQ_IN_STAGES (DQ_PLACES == 0)
-/* dV += P^T dO is under way while dS is computed, where there are registers for it. */
-#define EARLY_DV (!SPLIT_COLUMNS && QUERIES < 128)
 #define DQ_TILE (BLOCK_M * DQ_COLUMNS)
 
 #if TILE_PAGE == 64
@@ -91,12 +93,10 @@
 #    define PAGE_SWIZZLE SWIZZLE_64B
 #endif
 
-/*
- * Named barriers: of both consumer warpgroups; where each waits for the other one's dS (and P), which may be a tile
- * ahead; and between each and the warp that adds its dQ.
- */
+/* Named barriers: of both consumer warpgroups, at the end and when dS (and P) of a tile lie there; between each and the
+ * warp that adds its dQ. */
 #define BARRIER_CONSUMERS 1
-#define BARRIER_STORED(consumer, count) ((uint32_t)(4 + (consumer)) + 2 * ((count)&1u))
+#define BARRIER_STORED 4
 #define BARRIER_DQ_FULL(consumer, count) ((uint32_t)(8 + (consumer)) + 2 * ((count)&1u))
 #define BARRIER_DQ_EMPTY(consumer, count) ((uint32_t)(12 + (consumer)) + 2 * dq_place(count))
 #define DQ_THREADS 160 /* a consumer warpgroup and the warp that adds */
@@ -166,19 +166,30 @@ DEVICE void issue_dk(float *dk, const uint32_t *ds, uint32_t ds_tile, uint32_t q
     wgmma_commit_group();
 }
 
+/* A dS tile as an operand, and how far it is to the next 16 keys. */
+#if SPLIT_COLUMNS
+#    define DS_MAJOR MN_MAJOR
+#    define DS_LEADING PAGE_BYTES_S
+#    define DS_STEP(step) ((step)*2048)
+#else
+#    define DS_MAJOR K_MAJOR
+#    define DS_LEADING 16
+#    define DS_STEP(step) ((step) / 4 * PAGE_BYTES_S + (step) % 4 * 32)
+#endif
+
 /*
  * The warpgroup's part of dS K: 64 queries of 128 and all columns, or all 64 queries and half of the columns, in whole
  * pages: the products of 96 columns are computed as 128.
  */
 DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
-    const uint64_t ds = wgmma_descriptor(ds_tile, PAGE_BYTES_S, 1024, SWIZZLE_128B);
+    const uint64_t ds = wgmma_descriptor(ds_tile, DS_LEADING, 1024, SWIZZLE_128B);
     const uint64_t k = wgmma_descriptor(k_tile, PAGE_BYTES(BLOCK_N), 8 * TILE_PAGE * 2, PAGE_SWIZZLE);
     register_fence_f32(dq, COLUMNS_DQ / 2);
     wgmma_fence();
     UNROLL
     for (int step = 0; step < BLOCK_N / 16; step++)
-        wgmma_m64k16_ss(COLUMNS_DQ, MMA_TYPE, dq, wgmma_descriptor_advance(ds, (uint32_t)step * 2048),
-                        wgmma_descriptor_advance(k, (uint32_t)step * 16 * TILE_PAGE * 2), step > 0, MN_MAJOR, MN_MAJOR);
+        wgmma_m64k16_ss(COLUMNS_DQ, MMA_TYPE, dq, wgmma_descriptor_advance(ds, DS_STEP((uint32_t)step)),
+                        wgmma_descriptor_advance(k, (uint32_t)step * 16 * TILE_PAGE * 2), step > 0, DS_MAJOR, MN_MAJOR);
     wgmma_commit_group();
 }
 
@@ -240,11 +251,30 @@ DEVICE void pack_fragments(uint32_t *packed, const float *x) {
     for (int i = 0; i < QUERIES / 4; i++) packed[i] = pack_16bit(x[2 * i], x[2 * i + 1]);
 }
 
-/* The warpgroup's part of a dS or P tile. address: of the thread's chunk for the first 16 queries. */
+/*
+ * The warpgroup's part of a dS tile goes to shared memory by stmatrix; with split columns that of P too, and both keys
+ * down, as dV and dK want them; else queries down, as dQ does, whose products from the other order are slower. This is
+ * the address of the 16-byte chunk that stmatrix wants from this lane, for its warp's keys and the first 16 queries.
+ */
+DEVICE uint32_t fragment_address(uint32_t tile, int consumer, int warp) {
+    const int lane = (int)lane_index();
+#if SPLIT_COLUMNS
+    const int row = 16 * warp + lane % 16, chunk = QUERIES / 8 * consumer + lane / 16;
+    return swizzle_128b(tile + (uint32_t)(row * 128 + chunk * 16));
+#else
+    const int row = lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
+    return swizzle_128b(tile + (uint32_t)(consumer * PAGE_BYTES_S + row * 128 + chunk * 16));
+#endif
+}
+
 DEVICE void store_fragments(uint32_t address, const uint32_t *packed) {
     UNROLL
     for (int n = 0; n < QUERIES / 16; n++)
-        stmatrix_x4((address ^ (uint32_t)(n % 4 * 32)) + (uint32_t)(n / 4) * PAGE_BYTES_S, &packed[4 * n]);
+#if SPLIT_COLUMNS
+        stmatrix_x4(address ^ (uint32_t)(n * 32), &packed[4 * n]);
+#else
+        stmatrix_x4_trans(address + (uint32_t)n * 2048, &packed[4 * n]);
+#endif
 }
 
 /* ---- Consumer: dK and dV ---- */
@@ -297,41 +327,47 @@ DEVICE void store_gradient(float *d, int columns, int half_pages, uint32_t tile,
 
 /* ---- Consumer ---- */
 
+/* Waits for a query tile and returns what the producer tells of it. count: of query tiles before it. */
+DEVICE u32x4 next_queries(const shared_layout *shared, uint32_t count) {
+    const uint32_t stage = ring_stage(count, STAGES);
+    mbarrier_wait(shared->q_full + 8 * stage, ring_parity(count, STAGES));
+    return shared_load_u32x4(shared->work + 16 * stage);
+}
+
+/*
+ * The scores of a query tile are computed at the end of the round of the tile before, so that the tensor cores have
+ * work while dQ is stored and while a round begins.
+ */
 DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *params, const key_work *w, int consumer) {
     const fa_backward_params *b = &params->backward;
     const int thread = (int)thread_index() & 127, lane = thread % 32, warp = thread / 32;
     const uint32_t key_offset = SPLIT_COLUMNS ? 0u : (uint32_t)(64 * consumer);        /* of the warpgroup's keys */
     const uint32_t query_offset = SPLIT_COLUMNS ? (uint32_t)(QUERIES * consumer) : 0u; /* and queries */
     const uint32_t k_rows = shared->k + key_offset * TILE_PAGE * 2, v_rows = shared->v + key_offset * TILE_PAGE * 2;
+    const uint32_t q_rows = shared->q + query_offset * TILE_PAGE * 2,
+                   dout_rows = shared->dout + query_offset * TILE_PAGE * 2;
     const uint32_t half_k = (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_N);
-    /* The 16-byte chunk of a dS tile that stmatrix wants from this lane, for its warp's keys and first 16 queries. */
-    const uint32_t chunk_row = key_offset + (uint32_t)(16 * warp + lane % 16),
-                   chunk = query_offset / 8 + (uint32_t)(lane / 16);
-    const uint32_t fragment = swizzle_128b(shared->s + chunk_row * 128 + chunk * 16);
+    const uint32_t fragment = fragment_address(shared->s, consumer, warp);
 
-    float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2], dq_scaled[COLUMNS_DQ / 2];
-    uint32_t count = 0, loaded = 0;
-    for (;; count++) {
+    float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2], s[QUERIES / 2];
+    uint32_t count = 0;
+    u32x4 work = next_queries(shared, 0);
+    if (work.z != WORK_END) {
+        mbarrier_wait(shared->kv_full, 0);
+        issue_transposed(s, k_rows, q_rows, HEAD_DIM);
+        wgmma_wait_group(0);
+        register_fence_f32(s, QUERIES / 2);
+    }
+    for (; work.z != WORK_END; count++) {
         const uint32_t stage = ring_stage(count, STAGES), parity = ring_parity(count, STAGES);
         const uint32_t q_tile = shared->q + stage * BYTES_Q, dout_tile = shared->dout + stage * BYTES_DO;
         const uint32_t numbers = (stage * BLOCK_M + query_offset) * 4;
         const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S, p_tile = ds_tile + 2 * BYTES_S;
-        float s[QUERIES / 2], dp[QUERIES / 2];
+        float dp[QUERIES / 2], dq[COLUMNS_DQ / 2];
         uint32_t p16[QUERIES / 4], ds16[QUERIES / 4];
-        mbarrier_wait(shared->q_full + 8 * stage, parity);
-        const u32x4 work = shared_load_u32x4(shared->work + 16 * stage);
-        if (work.z == WORK_END) break;
-        if (!loaded) mbarrier_wait(shared->kv_full, 0);
-        loaded = 1;
-        issue_transposed(s, k_rows, q_tile + query_offset * TILE_PAGE * 2, HEAD_DIM);
         mbarrier_wait(shared->dout_full + 8 * stage, parity);
-        issue_transposed(dp, v_rows, dout_tile + query_offset * TILE_PAGE * 2, HEAD_DIM_V);
-#if !DQ_IN_STAGES
-        if (count > 0 && b->dq.data) hand_over_dq(dq_scaled, shared, consumer, count - 1); /* beside these products */
-#endif
+        issue_transposed(dp, v_rows, dout_rows + stage * BYTES_DO, HEAD_DIM_V);
         const query_numbers lse = load_numbers(shared->lse + numbers);
-        wgmma_wait_group(1);
-        register_fence_f32(s, QUERIES / 2);
         const int masked = GENERAL || work.z == WORK_MASKED;
         if (masked) {
             const score_place at = {w->tile.sequence.entry, (int)work.x, (int)(work.y + query_offset) + lane % 4 * 2,
@@ -343,62 +379,55 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         } else {
             weigh(s, &lse, b->forward.softmax_scale * LOG2_E);
         }
-#if EARLY_DV
-        pack_fragments(p16, s);
-        issue_dv(dv, p16, 0, dout_tile, count > 0);
-#endif
         const query_numbers delta = load_numbers(shared->delta + numbers);
-        wgmma_wait_group(EARLY_DV);
+        wgmma_wait_group(0);
         register_fence_f32(dp, QUERIES / 2);
         if (!masked) differentiate(dp, s, &delta);
         pack_fragments(ds16, dp);
-#if !EARLY_DV
         pack_fragments(p16, s);
-#    if SPLIT_COLUMNS
+#if SPLIT_COLUMNS
         store_fragments(fragment + (count & 1u) * BYTES_S + 2 * BYTES_S, p16);
-#    else
+#else
         issue_dv(dv, p16, 0, dout_tile, count > 0);
-#    endif
 #endif
         store_fragments(fragment + (count & 1u) * BYTES_S, ds16);
         fence_proxy_async_shared();
-        /* The other warpgroup may go on to its products, and this one to those that need its own dS alone. */
-        named_barrier_arrive(BARRIER_STORED(1 - consumer, count), 256);
+        named_barrier_sync(BARRIER_STORED, 256);
 #if SPLIT_COLUMNS
-        named_barrier_sync(BARRIER_STORED(consumer, count), 256);
         issue_dv(dv, p16, p_tile, dout_tile + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dk(dk, ds16, ds_tile, q_tile + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M), count > 0);
+        issue_dq(dq, ds_tile, shared->k + half_k);
 #else
         (void)p_tile;
-        issue_dk(dk, ds16, 0, q_tile, count > 0);
-        named_barrier_sync(BARRIER_STORED(consumer, count), 256);
-#endif
-        float dq[COLUMNS_DQ / 2];
-#if BLOCK_M == 128
-        issue_dq(dq, ds_tile + (uint32_t)consumer * PAGE_BYTES_S, shared->k);
+#    if BLOCK_M == 128
+        issue_dq(dq, ds_tile + (uint32_t)consumer * 64 * 128, shared->k);
         (void)half_k;
-#else
+#    else
         issue_dq(dq, ds_tile, shared->k + half_k);
+#    endif
+        wgmma_wait_group(1);
+        register_fence_f32(dv, COLUMNS_V / 2);
+        release(shared->dout_empty + 8 * stage, thread);
+        issue_dk(dk, ds16, 0, q_tile, count > 0);
 #endif
+        work = next_queries(shared, count + 1);
+        /* Behind the last one too, with K for Q and for nothing: the compiler serialises products under a condition. */
+        issue_transposed(s, k_rows, work.z == WORK_END ? shared->k : q_rows + ring_stage(count + 1, STAGES) * BYTES_Q,
+                         HEAD_DIM);
+        wgmma_wait_group(SPLIT_COLUMNS ? 1 : 2);
+        register_fence_f32(dq, COLUMNS_DQ / 2);
+        UNROLL
+        for (int i = 0; i < COLUMNS_DQ / 2; i++) dq[i] *= b->forward.softmax_scale;
+        /* In stages: the warpgroup has read its halves of Q and dO for the last time, and nobody else reads them. */
+        if (b->dq.data) hand_over_dq(dq, shared, consumer, count);
         wgmma_wait_group(0);
         register_fence_f32(dv, COLUMNS_V / 2);
         register_fence_f32(dk, COLUMNS_K / 2);
-        register_fence_f32(dq, COLUMNS_DQ / 2);
-        UNROLL
-        for (int i = 0; i < COLUMNS_DQ / 2; i++) dq_scaled[i] = dq[i] * b->forward.softmax_scale;
-#if DQ_IN_STAGES
-        /* The warpgroup has read its halves of Q and dO for the last time, and nobody else reads them. */
-        if (b->dq.data) {
-            hand_over_dq(dq_scaled, shared, consumer, count);
-            continue;
-        }
-#endif
-        release(shared->dout_empty + 8 * stage, thread);
+        register_fence_f32(s, QUERIES / 2);
+        if (DQ_IN_STAGES && b->dq.data) continue; /* the warp that adds dQ releases them */
+        if (SPLIT_COLUMNS) release(shared->dout_empty + 8 * stage, thread);
         release(shared->q_empty + 8 * stage, thread);
     }
-#if !DQ_IN_STAGES
-    if (count > 0 && b->dq.data) hand_over_dq(dq_scaled, shared, consumer, count - 1);
-#endif
 
     if (count == 0) { /* nobody sees these keys */
         UNROLL

@@ -11,6 +11,9 @@
 /* Which of its places dQ of a query tile takes; count: of query tiles before it. */
 DEVICE uint32_t dq_place(uint32_t count) { return DQ_PLACES == 2 ? count & 1u : 0; }
 
+/* The warps whose rows lie one after another in shared memory. */
+#define DQ_WARPS (DQ_IN_STAGES ? 2 : 4)
+
 /* Where the warp's 16 rows of dQ lie in shared memory on their way to dq_sum. count: of query tiles before this one. */
 DEVICE uint32_t dq_part(const shared_layout *s, int consumer, int warp, uint32_t count) {
     const uint32_t stage = ring_stage(count, STAGES), bytes = COLUMNS_DQ * 64;
@@ -82,8 +85,6 @@ DEVICE void wait_for_dq_turn(const shared_layout *s, const fa_backward_params *b
 DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const key_work *w, int consumer) {
     const int group = b->forward.group, row_blocks = b->forward.row_blocks,
               ordered = b->deterministic && lane_index() == 0;
-    const int first = BLOCK_M == 128 ? dq_sum_index(64 * consumer, 0, DQ_COLUMNS, 1)
-                                     : dq_sum_index(0, COLUMNS_DQ * consumer, DQ_COLUMNS, 1);
     if (w->seen.begin >= w->seen.end || !b->dq.data) return;
     const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
     const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
@@ -98,10 +99,11 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
             warp_sync();
             named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
             if (lane_index() == 0) {
+                float *sum = b->dq_sum + (int64_t)tile * DQ_TILE + consumer * 64 * COLUMNS_DQ;
                 UNROLL
-                for (int warp = 0; warp < 4; warp++)
-                    bulk_reduce_add_f32(b->dq_sum + (int64_t)tile * DQ_TILE + first + 16 * warp * DQ_COLUMNS,
-                                        dq_part(s, consumer, warp, count), COLUMNS_DQ * 64);
+                for (int warp = 0; warp < 4; warp += DQ_WARPS) /* in one piece, where shared memory holds it so */
+                    bulk_reduce_add_f32(sum + 16 * warp * COLUMNS_DQ, dq_part(s, consumer, warp, count),
+                                        DQ_WARPS * COLUMNS_DQ * 64);
                 bulk_commit_group();
                 bulk_wait_group_read(0);
 #if DQ_IN_STAGES

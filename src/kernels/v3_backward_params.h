@@ -14,8 +14,12 @@
 /* Wide heads: the two consumer warpgroups share all keys of a tile and split the columns of dK, dV and dQ. */
 #define V3B_SPLIT_COLUMNS(head_dim) ((head_dim) > 128)
 
-/* Columns of a tile of dq_sum. */
+/*
+ * Columns of a tile of dq_sum, and those that a consumer warpgroup computes: all, of half of the queries, or half of
+ * them in whole TMA boxes.
+ */
 #define V3B_DQ_COLUMNS(head_dim) (((head_dim) + 63) / 64 * 64)
+#define V3B_DQ_PART_COLUMNS(head_dim) ((head_dim) == 64 ? 64 : V3B_DQ_COLUMNS(head_dim) / 2)
 
 /*
  * dQ of a query tile goes through shared memory on its way to dq_sum. At head_dim 256 it takes the stages of the Q and
