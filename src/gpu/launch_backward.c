@@ -158,6 +158,26 @@ fa_status fa_gpu_backward_plan_make(const fa_gradients *g, fa_gpu_backward_plan 
 /* An array of the workspace; there is none where there is nothing to do. */
 static void *array_at(char *workspace, int64_t offset) { return workspace == NULL ? NULL : workspace + offset; }
 
+/*
+ * Heads whose key tiles take turns in the order of blocks, as many as find their queries in the L2 cache.
+ *
+ * With a causal mask the first tiles of a head, which most queries see, take longest, and so come before the last ones of
+ * other heads. deterministic: last tiles come first then, and a block adds to dQ behind those of its head that began
+ * before it. Without a mask, where all begin with the same queries, of n blocks of a head that run at a time the last one
+ * waits for n query tiles at its start: that is to be at most a fifth of them.
+ */
+static int64_t head_group(const fa_problem *p, const fa_gpu_backward_plan *plan, bool deterministic) {
+    const fa_machine *m = plan->machine;
+    int64_t pairs = p->heads_kv * plan->key_entries, tiles = plan->row_blocks * (p->heads / p->heads_kv);
+    bool causal = p->causal != FA_CAUSAL_NONE;
+    if (deterministic == causal || pairs == 0 || tiles == 0) return 1;
+    int64_t bytes = tiles * plan->variant->block_m * ((p->head_dim + p->head_dim_v) * 2 + plan->dq_columns * 4);
+    int64_t group = m->l2_bytes / 4 * 3 / bytes, wanted = (m->processors * 5 + tiles - 1) / tiles;
+    if (deterministic && group > wanted) group = wanted;
+    if (group < 1) group = 1;
+    return group < pairs ? group : pairs;
+}
+
 static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward_plan *plan, char *workspace) {
     const fa_problem *p = &g->problem;
     const fa_gpu_backward_workspace *w = &plan->workspace;
@@ -182,6 +202,7 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .dq_aligned = g->dq.type == p->q.type && whole_pieces(&g->dq, p->head_dim, p->batch, p->rows_q, p->heads),
         .key_blocks = (int32_t)plan->key_blocks,
         .key_entries = (int32_t)plan->key_entries,
+        .head_group = (int32_t)head_group(p, plan, g->deterministic),
         .deterministic = g->deterministic,
         .lse_log2 = array_at(workspace, w->lse_log2),
         .delta = array_at(workspace, w->delta),
@@ -251,7 +272,7 @@ static fa_status launch_main(const fa_gradients *g, const fa_gpu_backward_plan *
     l.kernel = plan->variant;
     l.grid[0] = (uint32_t)plan->key_tiles;
     /* A tile is taken from a grid of three dimensions without a division, if y and z can hold heads and sequences. */
-    if (p->heads_kv <= FA_GPU_MAX_GRID_YZ && plan->key_entries <= FA_GPU_MAX_GRID_YZ) {
+    if (params->head_group == 1 && p->heads_kv <= FA_GPU_MAX_GRID_YZ && plan->key_entries <= FA_GPU_MAX_GRID_YZ) {
         l.grid[0] = (uint32_t)plan->key_blocks;
         l.grid[1] = (uint32_t)p->heads_kv;
         l.grid[2] = (uint32_t)plan->key_entries;
@@ -307,7 +328,6 @@ static fa_status launch_scores(const fa_gradients *g, const fa_gpu_backward_plan
 static fa_status launch_all(const fa_gradients *g, const fa_gpu_backward_plan *plan, char *workspace) {
     const fa_problem *p = &g->problem;
     const fa_machine *m = plan->machine;
-    const fa_gpu_backward_workspace *w = &plan->workspace;
     fa_memory_range memory[FA_GRADIENT_MEMORY_RANGES_MAX];
     fa_backward_params params = params_of(g, plan, workspace);
     fa_launch common = {.grid = {1, 1, 1}, .stream = p->stream, .memory = memory};
@@ -315,7 +335,6 @@ static fa_status launch_all(const fa_gradients *g, const fa_gpu_backward_plan *p
         common.memory_count = fa_gradient_memory_ranges(g, memory);
         common.host_threads = p->num_threads != 0 ? p->num_threads : fa_default_num_threads();
     }
-    if (w->dout > w->turns) FA_TRY(m->fill(m, workspace + w->turns, 0, (size_t)(w->dout - w->turns), p->stream));
     FA_TRY(launch(plan, &common, plan->prepare, plan->query_tiles, &params, sizeof params));
     FA_TRY(launch_main(g, plan, &common, &params));
     if (g->dq.data != NULL) FA_TRY(launch(plan, &common, plan->finish, plan->query_tiles, &params, sizeof params));

@@ -8,9 +8,7 @@
 
 /* Where each array of fa_backward_params lies in the workspace, in bytes. */
 typedef struct fa_gpu_backward_workspace {
-    int64_t lse_log2, delta, row_sum, idle_rows;
-    int64_t turns, dq_sum; /* neighbours: both are zero at first */
-    int64_t dout;
+    int64_t lse_log2, delta, row_sum, idle_rows, turns, dq_sum, dout;
     int64_t bytes;
 } fa_gpu_backward_workspace;
 

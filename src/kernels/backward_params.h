@@ -2,7 +2,8 @@
 /*
  * What the backward kernels are told, and their workspace. A backward pass is a few launches in the order of a stream:
  *
- *   backward_prepare   D = rowsum(dout * out) and the base-2 log-sum-exp of each query; each query's part of dsink
+ *   backward_prepare   D = rowsum(dout * out) and the base-2 log-sum-exp of each query; each query's part of dsink; zeros
+ *                      in dq_sum and turns
  *   v2_backward or v3_backward    dK and dV, a block of threads per key tile; its part of dQ is added to dq_sum
  *   backward_finish    dQ from dq_sum, times softmax_scale if it is not yet, in dq's dtype
  *   score_gradients    dsink, dbias and dalibi_slopes, if asked for
@@ -39,16 +40,16 @@ typedef struct fa_backward_params {
     int32_t tile_columns;  /* of dq_sum: the main kernel's HEAD_DIM, in v3 up to the next multiple of 64 */
     int32_t key_blocks;    /* key tiles per key/value head, counted like query tiles, through cu_seqlens_k */
     int32_t key_entries;   /* batch entries that have so many each; variable length: 1 */
+    int32_t head_group;    /* in a grid of one dimension: key/value heads whose key tiles take turns */
     int32_t deterministic; /* dq_sum is added to in the order of key tiles */
 
     float *lse_log2; /* [tiles][block_m]: lse * log2(e); +inf in rows that take no part */
     float *delta;    /* [tiles][block_m]: D; 0 in rows that take no part */
     float *row_sum; /* [tiles][block_m]: each query's part of dsink, then of dalibi_slopes; NULL if neither is wanted */
-    float *dq_sum;  /* [tiles][block_m * tile_columns], zero at first; elements as dq_sum_index() tells */
+    float *dq_sum;  /* [tiles][block_m * tile_columns]; elements as dq_sum_index() tells */
     int32_t dq_part_columns, dq_by_lane; /* arguments of dq_sum_index(); by lane: the sums are scaled as well */
     int32_t dq_aligned;                  /* rows of dq can be written 16 bytes at a time */
-    uint32_t
-        *turns; /* [tiles][2], zero at first; deterministic: key tiles that have added to dq_sum (v3: to each half) */
+    uint32_t *turns;    /* [tiles][2]; deterministic: key tiles that have added to dq_sum (v3: to each half) */
     int32_t *idle_rows; /* [tiles]: FA_IDLE_ROWS, FA_IDLE_ROWS_DIRTY */
 } fa_backward_params;
 

@@ -7,7 +7,9 @@
  * lanes, always in the same order.
  */
 #define THREADS (WARPS * 32)
-#define ROWS 4 /* that a warp works on at a time */
+/* Rows per lane, or per warp where rows are not as usual, that are loaded before any is looked at. */
+#define ROWS 4
+#define SLOW_ROWS 2
 
 #include "backward_tiles.h"
 #include "pairs.h"
@@ -55,12 +57,16 @@ typedef struct query_row {
     const char *dout, *out;
 } query_row;
 
+DEVICE int row_in_memory(const fa_forward_params *p, const query_tile *t, int row) {
+    return row < p->rows_q - (int)t->sequence.q_begin;
+}
+
 DEVICE query_row query_row_of(const fa_backward_params *params, const query_tile *t, int row) {
     const fa_forward_params *p = &params->forward;
     const device_sequence *s = &t->sequence;
     query_row x;
     x.row = row;
-    x.in_memory = row < p->rows_q - (int)s->q_begin;
+    x.in_memory = row_in_memory(p, t, row);
     x.dout = row_address(&params->dout_given, s, s->q_begin + row, t->head);
     x.out = row_address(&p->out, s, s->q_begin + row, t->head);
     x.lse = -INFINITY;
@@ -89,37 +95,37 @@ DEVICE void store_row(const fa_backward_params *params, int row_of_tile, float l
         global_store_f32(params->row_sum + slot, part ? -exp2_approx((sink - lse) * LOG2_E) * delta : 0.0f);
 }
 
-/* ROWS rows of the tile, from `first` on, whatever they are; warp. */
+/* SLOW_ROWS rows of the tile, from `first` on, whatever they are; warp. */
 DEVICE void prepare_rows(const fa_backward_params *params, const query_tile *t, int first, row_counters counters) {
     const fa_forward_params *p = &params->forward;
     const device_sequence *s = &t->sequence;
     const int lane = (int)lane_index(), columns = p->head_dim_v;
     const float sink = sink_of(p, t->head);
-    query_row rows[ROWS];
-    float delta[ROWS];
+    query_row rows[SLOW_ROWS];
+    float delta[SLOW_ROWS];
     UNROLL
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < SLOW_ROWS; r++) {
         rows[r] = query_row_of(params, t, t->row + first + r);
         delta[r] = 0.0f;
     }
     UNROLL
-    for (int r = 0; r < ROWS; r++)
+    for (int r = 0; r < SLOW_ROWS; r++)
         if (rows[r].lse != -INFINITY && !sees_key(p, t, rows[r].row, fa_visible_keys(&s->visibility, rows[r].row)))
             rows[r].lse = -INFINITY;
     for (int c = 2 * lane; c < columns; c += 64) { /* loads of all rows first: they take their time */
-        f32x2 x[ROWS], y[ROWS];
+        f32x2 x[SLOW_ROWS], y[SLOW_ROWS];
         UNROLL
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < SLOW_ROWS; r++) {
             if (rows[r].lse == -INFINITY) continue;
             x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
             y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
         }
         UNROLL
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < SLOW_ROWS; r++)
             if (rows[r].lse != -INFINITY) delta[r] = fmaf(x[r].y, y[r].y, fmaf(x[r].x, y[r].x, delta[r]));
     }
     UNROLL
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < SLOW_ROWS; r++) {
         const int row = rows[r].row, part = rows[r].lse != -INFINITY;
         const char *dout = rows[r].dout;
         if (!part && rows[r].in_memory) {
@@ -147,47 +153,59 @@ DEVICE float dot_pair(uint32_t x, uint32_t y, float sum) {
  */
 DEVICE int prepare_whole_rows(const fa_backward_params *params, const query_tile *t, int first, int lanes) {
     const fa_forward_params *p = &params->forward;
-    const device_sequence *s = &t->sequence;
     const int lane = (int)lane_index(), piece = lane % lanes, own = lane / lanes;
-    const float sink = sink_of(p, t->head);
-    query_row rows[ROWS];
+    float lse[ROWS];
     u32x4 x[ROWS], y[ROWS];
     int idle = 0;
     UNROLL
     for (int r = 0; r < ROWS; r++) {
-        rows[r] = query_row_of(params, t, t->row + first + r * (32 / lanes) + own);
+        const query_row row = query_row_of(params, t, t->row + first + r * (32 / lanes) + own);
+        lse[r] = row.lse;
         x[r].x = x[r].y = x[r].z = x[r].w = 0;
         y[r] = x[r];
-        if (!rows[r].in_memory) continue;
-        const fa_key_range keys = fa_visible_keys(&s->visibility, rows[r].row);
-        if (rows[r].lse == -INFINITY || keys.begin >= keys.end)
-            idle = 1;
-        else if (piece * 8 < p->head_dim_v) {
-            x[r] = global_load_u32x4(rows[r].dout + 16 * piece);
-            y[r] = global_load_u32x4(rows[r].out + 16 * piece);
-        }
+        if (!row.in_memory || piece * 8 >= p->head_dim_v) continue;
+        x[r] = global_load_u32x4(row.dout + 16 * piece);
+        y[r] = global_load_u32x4(row.out + 16 * piece);
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        const int row = t->row + first + r * (32 / lanes) + own;
+        const fa_key_range keys = fa_visible_keys(&t->sequence.visibility, row);
+        idle |= row_in_memory(p, t, row) && (lse[r] == -INFINITY || keys.begin >= keys.end);
     }
     if (vote_any(idle)) return 0;
+    const float sink = sink_of(p, t->head);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
         float delta = dot_pair(x[r].w, y[r].w,
                                dot_pair(x[r].z, y[r].z, dot_pair(x[r].y, y[r].y, dot_pair(x[r].x, y[r].x, 0.0f))));
         for (int distance = lanes / 2; distance > 0; distance /= 2) delta += shuffle_xor_f32(delta, (uint32_t)distance);
-        if (piece == 0) store_row(params, first + r * (32 / lanes) + own, rows[r].lse, delta, sink);
+        if (piece == 0) store_row(params, first + r * (32 / lanes) + own, lse[r], delta, sink);
     }
     return 1;
 }
 
-KERNEL(KERNEL_NAME, THREADS, 2, fa_backward_params, params) {
+/* Nothing has been added to dQ of the tile, by nobody. */
+DEVICE void clear_sums(const fa_backward_params *params) {
+    const int tile = (int)block_index_x(), floats = params->block_m * params->tile_columns;
+    const u32x4 zero = {0, 0, 0, 0};
+    if (thread_index() == 0) global_store_u64(params->turns + 2 * (int64_t)tile, 0);
+    if (!params->dq.data) return;
+    for (int i = 4 * (int)thread_index(); i < floats; i += 4 * THREADS)
+        global_store_u32x4((params->dq_sum + (int64_t)tile * floats + i), zero);
+}
+
+KERNEL(KERNEL_NAME, THREADS, 3, fa_backward_params, params) {
     const query_tile t = query_tile_of(params, block_index_x());
     const int columns = params->forward.head_dim_v, lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32;
-    const int step = params->whole_rows ? ROWS * 32 / lanes : ROWS; /* divides block_m */
+    const int step = params->whole_rows ? ROWS * 32 / lanes : SLOW_ROWS; /* divides block_m */
     const row_counters counters = {shared_base(), shared_base() + 4};
+    clear_sums(params);
     if (thread_index() < 2) shared_store_u32(shared_base() + 4 * thread_index(), 0);
     block_sync();
     for (int first = (int)warp_index() * step; first < params->block_m; first += WARPS * step) {
         if (params->whole_rows && prepare_whole_rows(params, &t, first, lanes)) continue;
-        for (int r = 0; r < step; r += ROWS) prepare_rows(params, &t, first + r, counters);
+        for (int r = 0; r < step; r += SLOW_ROWS) prepare_rows(params, &t, first + r, counters);
     }
     block_sync();
     if (thread_index() == 0)

@@ -31,8 +31,9 @@ DEVICE query_tile query_tile_of(const fa_backward_params *params, uint32_t numbe
 }
 
 /*
- * A key tile of the grid (key tiles, key/value heads, batch entries), or all of them folded into x. Unlike query tiles,
- * they cover unused keys and those behind the last sequence too, since every row of dk and dv is written.
+ * A key tile of the grid (key tiles, key/value heads, batch entries), or all of them folded into x, where head_group
+ * neighbouring heads come together: their first tiles, then their second ones. Unlike query tiles, they cover unused keys
+ * and those behind the last sequence too, since every row of dk and dv is written.
  */
 typedef struct key_tile {
     device_sequence sequence;
@@ -46,8 +47,12 @@ DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
     key_tile t;
     uint32_t tile = block_index_x(), head = block_index_y(), entry = block_index_z();
     if (grid_blocks_y() == 1 && grid_blocks_z() == 1) {
-        uint32_t pair = tile / (uint32_t)params->key_blocks, heads = (uint32_t)(p->heads / p->group);
-        tile -= pair * (uint32_t)params->key_blocks;
+        const uint32_t heads = (uint32_t)(p->heads / p->group), pairs = (uint32_t)params->key_entries * heads;
+        const uint32_t in_group = (uint32_t)params->head_group, blocks = in_group * (uint32_t)params->key_blocks;
+        const uint32_t group = tile / blocks, first = group * in_group;
+        const uint32_t taking_turns = pairs - first < in_group ? pairs - first : in_group;
+        const uint32_t rest = tile - group * blocks, pair = first + rest % taking_turns;
+        tile = rest / taking_turns;
         entry = pair / heads;
         head = pair - entry * heads;
     }

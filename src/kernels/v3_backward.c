@@ -82,6 +82,12 @@
 #if COLUMNS_DQ != V3B_DQ_PART_COLUMNS(HEAD_DIM)
 #    error "a warpgroup adds to one part of dq_sum"
 #endif
+/*
+ * Scores of a query tile are computed at the end of the round of the tile before, so that the tensor cores have work
+ * while a round begins. With 128 queries at a time exponentials take longer than the product beside which they would be
+ * computed then; there the products of a round's beginning, S^T and dP^T, are both under way.
+ */
+#define SCORES_AHEAD (QUERIES < 128)
 #define DQ_COLUMNS V3B_DQ_COLUMNS(HEAD_DIM)
 #define DQ_PLACES V3B_DQ_PLACES(HEAD_DIM, GENERAL)
 #define DQ_IN_STAGES (DQ_PLACES == 0)
@@ -335,9 +341,15 @@ DEVICE u32x4 next_queries(const shared_layout *shared, uint32_t count) {
 }
 
 /*
- * The scores of a query tile are computed at the end of the round of the tile before, so that the tensor cores have
- * work while dQ is stored and while a round begins.
+ * S^T of the next query tile; behind the last one too, with K for Q and for nothing, since the compiler serialises
+ * products under a condition. next: of the tile, whose number is count.
  */
+DEVICE void issue_next_scores(float *s, uint32_t k_rows, uint32_t q_rows, const u32x4 *next,
+                              const shared_layout *shared, uint32_t count) {
+    issue_transposed(s, k_rows, next->z == WORK_END ? shared->k : q_rows + ring_stage(count, STAGES) * BYTES_Q,
+                     HEAD_DIM);
+}
+
 DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *params, const key_work *w, int consumer) {
     const fa_backward_params *b = &params->backward;
     const int thread = (int)thread_index() & 127, lane = thread % 32, warp = thread / 32;
@@ -352,22 +364,31 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
     float dk[COLUMNS_K / 2], dv[COLUMNS_V / 2], s[QUERIES / 2];
     uint32_t count = 0;
     u32x4 work = next_queries(shared, 0);
+    if (work.z != WORK_END) mbarrier_wait(shared->kv_full, 0);
+#if SCORES_AHEAD
     if (work.z != WORK_END) {
-        mbarrier_wait(shared->kv_full, 0);
         issue_transposed(s, k_rows, q_rows, HEAD_DIM);
         wgmma_wait_group(0);
         register_fence_f32(s, QUERIES / 2);
     }
+#endif
     for (; work.z != WORK_END; count++) {
         const uint32_t stage = ring_stage(count, STAGES), parity = ring_parity(count, STAGES);
         const uint32_t q_tile = shared->q + stage * BYTES_Q, dout_tile = shared->dout + stage * BYTES_DO;
         const uint32_t numbers = (stage * BLOCK_M + query_offset) * 4;
-        const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S, p_tile = ds_tile + 2 * BYTES_S;
+        const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S;
         float dp[QUERIES / 2], dq[COLUMNS_DQ / 2];
         uint32_t p16[QUERIES / 4], ds16[QUERIES / 4];
+#if !SCORES_AHEAD
+        issue_transposed(s, k_rows, q_rows + stage * BYTES_Q, HEAD_DIM);
+#endif
         mbarrier_wait(shared->dout_full + 8 * stage, parity);
         issue_transposed(dp, v_rows, dout_rows + stage * BYTES_DO, HEAD_DIM_V);
         const query_numbers lse = load_numbers(shared->lse + numbers);
+#if !SCORES_AHEAD
+        wgmma_wait_group(1);
+        register_fence_f32(s, QUERIES / 2);
+#endif
         const int masked = GENERAL || work.z == WORK_MASKED;
         if (masked) {
             const score_place at = {w->tile.sequence.entry, (int)work.x, (int)(work.y + query_offset) + lane % 4 * 2,
@@ -386,6 +407,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         pack_fragments(ds16, dp);
         pack_fragments(p16, s);
 #if SPLIT_COLUMNS
+        const uint32_t p_tile = ds_tile + 2 * BYTES_S;
         store_fragments(fragment + (count & 1u) * BYTES_S + 2 * BYTES_S, p16);
 #else
         issue_dv(dv, p16, 0, dout_tile, count > 0);
@@ -393,40 +415,47 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         store_fragments(fragment + (count & 1u) * BYTES_S, ds16);
         fence_proxy_async_shared();
         named_barrier_sync(BARRIER_STORED, 256);
+
 #if SPLIT_COLUMNS
         issue_dv(dv, p16, p_tile, dout_tile + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dk(dk, ds16, ds_tile, q_tile + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dq(dq, ds_tile, shared->k + half_k);
+        work = next_queries(shared, count + 1);
+        issue_next_scores(s, k_rows, q_rows, &work, shared, count + 1);
+        wgmma_wait_group(1);
+        register_fence_f32(dv, COLUMNS_V / 2);
+        register_fence_f32(dk, COLUMNS_K / 2);
+        hand_over_dq(dq, shared, b, consumer, count);
+        wgmma_wait_group(0);
+        register_fence_f32(s, QUERIES / 2);
+        if (DQ_IN_STAGES && b->dq.data) continue; /* the warp that adds dQ releases them */
+        release(shared->dout_empty + 8 * stage, thread);
+        release(shared->q_empty + 8 * stage, thread);
 #else
-        (void)p_tile;
-#    if BLOCK_M == 128
-        issue_dq(dq, ds_tile + (uint32_t)consumer * 64 * 128, shared->k);
-        (void)half_k;
-#    else
-        issue_dq(dq, ds_tile, shared->k + half_k);
-#    endif
+        if (BLOCK_M == 128)
+            issue_dq(dq, ds_tile + (uint32_t)consumer * 64 * 128, shared->k);
+        else
+            issue_dq(dq, ds_tile, shared->k + half_k);
         wgmma_wait_group(1);
         register_fence_f32(dv, COLUMNS_V / 2);
         release(shared->dout_empty + 8 * stage, thread);
         issue_dk(dk, ds16, 0, q_tile, count > 0);
-#endif
+        wgmma_wait_group(1);
+        hand_over_dq(dq, shared, b, consumer, count);
         work = next_queries(shared, count + 1);
-        /* Behind the last one too, with K for Q and for nothing: the compiler serialises products under a condition. */
-        issue_transposed(s, k_rows, work.z == WORK_END ? shared->k : q_rows + ring_stage(count + 1, STAGES) * BYTES_Q,
-                         HEAD_DIM);
-        wgmma_wait_group(SPLIT_COLUMNS ? 1 : 2);
-        register_fence_f32(dq, COLUMNS_DQ / 2);
-        UNROLL
-        for (int i = 0; i < COLUMNS_DQ / 2; i++) dq[i] *= b->forward.softmax_scale;
-        /* In stages: the warpgroup has read its halves of Q and dO for the last time, and nobody else reads them. */
-        if (b->dq.data) hand_over_dq(dq, shared, consumer, count);
+#    if SCORES_AHEAD
+        issue_next_scores(s, k_rows, q_rows, &work, shared, count + 1);
+        wgmma_wait_group(1);
+#    else
         wgmma_wait_group(0);
-        register_fence_f32(dv, COLUMNS_V / 2);
+#    endif
         register_fence_f32(dk, COLUMNS_K / 2);
-        register_fence_f32(s, QUERIES / 2);
-        if (DQ_IN_STAGES && b->dq.data) continue; /* the warp that adds dQ releases them */
-        if (SPLIT_COLUMNS) release(shared->dout_empty + 8 * stage, thread);
         release(shared->q_empty + 8 * stage, thread);
+#    if SCORES_AHEAD
+        wgmma_wait_group(0);
+        register_fence_f32(s, QUERIES / 2);
+#    endif
+#endif
     }
 
     if (count == 0) { /* nobody sees these keys */

@@ -55,27 +55,16 @@ DEVICE uint32_t dq_turn(const shared_layout *s, int row) {
     return (uint32_t)((seen < key_end ? seen : key_end) + BLOCK_N - 1) / BLOCK_N - 1 - order.w;
 }
 
-/* After the addition of a query tile. One thread, as below. */
-DEVICE void pass_dq_turn(uint32_t *turns) {
-    fence_gpu(); /* the additions, before the count */
-    (void)global_atomic_add_u32(turns, 1);
+/* Waits until a query tile has been added to by those before this block. One thread, as below. */
+DEVICE void wait_for_dq_turn(const uint32_t *turns, uint32_t turn) {
+    while (global_load_acquire_u32(turns) != turn) {}
 }
 
-/*
- * Waits for its turn at a query tile. *pending: the tile whose turn has not been passed on yet, or -1. That waits until
- * the next addition has been started, when it is surely done, but not if there is time anyway.
- */
-DEVICE void wait_for_dq_turn(const shared_layout *s, const fa_backward_params *b, int tile, int row, int consumer,
-                             int *pending) {
-    uint32_t *turns = b->turns + consumer;
-    const uint32_t turn = dq_turn(s, row);
-    if (global_load_acquire_u32(turns + 2 * (int64_t)tile) == turn) return;
-    if (*pending >= 0) {
-        bulk_wait_group(0);
-        pass_dq_turn(turns + 2 * (int64_t)*pending);
-        *pending = -1;
-    }
-    while (global_load_acquire_u32(turns + 2 * (int64_t)tile) != turn) {}
+/* Passes the turn on when what this thread adds is there. */
+DEVICE void pass_dq_turn(uint32_t *turns) {
+    bulk_wait_group(0);
+    fence_gpu(); /* the additions, before the count */
+    (void)global_atomic_add_u32(turns, 1);
 }
 
 /*
@@ -88,14 +77,15 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
     if (w->seen.begin >= w->seen.end || !b->dq.data) return;
     const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
     const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
-    int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M, pending = -1;
+    int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M;
     uint32_t count = 0;
     for (int place = 0; place < DQ_PLACES; place++)
         named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, (uint32_t)place), DQ_THREADS);
     for (int head = 0; head < group; head++, tile += row_blocks - tiles) {
         NO_UNROLL
         for (int i = 0; i < tiles; i++, tile++, count++) {
-            if (ordered) wait_for_dq_turn(s, b, tile, (rows.begin / BLOCK_M + i) * BLOCK_M, consumer, &pending);
+            uint32_t *turns = b->turns + 2 * (int64_t)tile + consumer;
+            if (ordered) wait_for_dq_turn(turns, dq_turn(s, (rows.begin / BLOCK_M + i) * BLOCK_M));
             warp_sync();
             named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
             if (lane_index() == 0) {
@@ -115,20 +105,22 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
 #if !DQ_IN_STAGES
             named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
 #endif
-            if (ordered && pending >= 0) {
-                bulk_wait_group(1);
-                pass_dq_turn(b->turns + 2 * (int64_t)pending + consumer);
-            }
-            pending = tile;
+            if (ordered) pass_dq_turn(turns);
         }
     }
-    if (lane_index() != 0) return;
-    bulk_wait_group(0);
-    if (ordered && pending >= 0) pass_dq_turn(b->turns + 2 * (int64_t)pending + consumer);
+    if (lane_index() == 0) bulk_wait_group(0);
 }
 
-/* dQ of query tile `count`, to the warp that adds it. */
-DEVICE void hand_over_dq(const float *dq, const shared_layout *shared, int consumer, uint32_t count) {
+/*
+ * dQ of query tile `count`, scaled, to the warp that adds it. In stages: the warpgroup has read its halves of Q and dO for
+ * the last time, and nobody else reads them.
+ */
+DEVICE void hand_over_dq(float *dq, const shared_layout *shared, const fa_backward_params *b, int consumer,
+                         uint32_t count) {
+    register_fence_f32(dq, COLUMNS_DQ / 2);
+    if (!b->dq.data) return;
+    UNROLL
+    for (int i = 0; i < COLUMNS_DQ / 2; i++) dq[i] *= b->forward.softmax_scale;
 #if !DQ_IN_STAGES
     named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
 #endif

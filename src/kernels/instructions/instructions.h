@@ -200,7 +200,7 @@ DEVICE void warp_sync(void);  /* bar.warp.sync; warp */
  * of 32, the same in all calls) have come, in whole warps; arrive does not wait. */
 DEVICE void named_barrier_sync(uint32_t barrier, uint32_t threads);
 DEVICE void named_barrier_arrive(uint32_t barrier, uint32_t threads);
-DEVICE void fence_gpu(void); /* fence.acq_rel.gpu: __threadfence */
+DEVICE void fence_gpu(void); /* fence.acq_rel.gpu; __threadfence is fence.sc.gpu, which takes longer */
 
 /* ---- Warp operations ---- */
 /* shfl.sync and vote.sync with all 32 lanes. shuffle_down and shuffle_up past the end of the warp keep the

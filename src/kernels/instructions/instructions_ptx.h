@@ -268,7 +268,7 @@ DEVICE void named_barrier_sync(uint32_t barrier, uint32_t threads) {
 DEVICE void named_barrier_arrive(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-DEVICE void fence_gpu(void) { __threadfence(); }
+DEVICE void fence_gpu(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* ---- Warp operations ---- */
 
