@@ -71,6 +71,12 @@ uint32_t fa_emulated_global_load_acquire(const uint32_t *address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
+uint32_t fa_emulated_global_load_relaxed(const uint32_t *address) {
+    fa_check_global(fa_current(), "global_load_relaxed", address, sizeof *address, sizeof *address, false);
+    counters()->global_bytes_read += sizeof *address;
+    return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
 void fa_emulated_global_store_release(uint32_t *address, uint32_t value) {
     fa_check_global(fa_current(), "global_store_release", address, sizeof *address, sizeof *address, true);
     counters()->global_bytes_written += sizeof *address;

@@ -27,6 +27,7 @@ typedef struct {
  * put all thread-local variables of the library where dlopen(), as of Python's ctypes, has hardly any room left. */
 extern _Thread_local const fa_emulated_place *fa_emulated_self;
 
+uint32_t fa_emulated_sm(void); /* of the part */
 uint64_t fa_emulated_clock(void);
 
 /* ---- Memory ---- */
@@ -36,6 +37,7 @@ uint64_t fa_emulated_clock(void);
 void fa_emulated_global_load(const void *address, void *value, uint32_t bytes);
 void fa_emulated_global_store(void *address, const void *value, uint32_t bytes, bool floats);
 uint32_t fa_emulated_global_load_acquire(const uint32_t *address);
+uint32_t fa_emulated_global_load_relaxed(const uint32_t *address);
 void fa_emulated_global_store_release(uint32_t *address, uint32_t value);
 void fa_emulated_fence_gpu(void);
 float fa_emulated_global_add_f32(float *address, float value);

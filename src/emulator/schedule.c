@@ -331,6 +331,8 @@ void fa_require_sm(uint32_t sm, const char *operation) {
     if (part->sm < sm) fa_emulated_fail(operation, "needs sm_%u, but %s is sm_%u", sm, part->name, part->sm);
 }
 
+uint32_t fa_emulated_sm(void) { return fa_current()->block->worker->launch->part->sm; }
+
 void fa_check_value(const char *operation, float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

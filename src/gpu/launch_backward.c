@@ -159,21 +159,15 @@ fa_status fa_gpu_backward_plan_make(const fa_gradients *g, fa_gpu_backward_plan 
 static void *array_at(char *workspace, int64_t offset) { return workspace == NULL ? NULL : workspace + offset; }
 
 /*
- * Heads whose key tiles take turns in the order of blocks, as many as find their queries in the L2 cache.
- *
- * With a causal mask the first tiles of a head, which most queries see, take longest, and so come before the last ones of
- * other heads. deterministic: last tiles come first then, and a block adds to dQ behind those of its head that began
- * before it. Without a mask, where all begin with the same queries, of n blocks of a head that run at a time the last one
- * waits for n query tiles at its start: that is to be at most a fifth of them.
+ * Heads whose key tiles take turns in the order of blocks. With a causal mask the first tiles of a head, which most queries
+ * see, take longest, and so come before the last ones of other heads: of as many as find their queries in the L2 cache.
+ * deterministic: the last tiles come first, since dQ is added to in that order.
  */
 static int64_t head_group(const fa_problem *p, const fa_gpu_backward_plan *plan, bool deterministic) {
-    const fa_machine *m = plan->machine;
     int64_t pairs = p->heads_kv * plan->key_entries, tiles = plan->row_blocks * (p->heads / p->heads_kv);
-    bool causal = p->causal != FA_CAUSAL_NONE;
-    if (deterministic == causal || pairs == 0 || tiles == 0) return 1;
+    if (deterministic || p->causal == FA_CAUSAL_NONE || pairs == 0 || tiles == 0) return 1;
     int64_t bytes = tiles * plan->variant->block_m * ((p->head_dim + p->head_dim_v) * 2 + plan->dq_columns * 4);
-    int64_t group = m->l2_bytes / 4 * 3 / bytes, wanted = (m->processors * 5 + tiles - 1) / tiles;
-    if (deterministic && group > wanted) group = wanted;
+    int64_t group = plan->machine->l2_bytes / 4 * 3 / bytes;
     if (group < 1) group = 1;
     return group < pairs ? group : pairs;
 }
@@ -198,7 +192,6 @@ static fa_backward_params params_of(const fa_gradients *g, const fa_gpu_backward
         .block_m = plan->variant->block_m,
         .tile_columns = (int32_t)plan->dq_columns,
         .dq_part_columns = (int32_t)plan->dq_part_columns,
-        .dq_by_lane = plan->kernel == FA_KERNEL_V3,
         .dq_aligned = g->dq.type == p->q.type && whole_pieces(&g->dq, p->head_dim, p->batch, p->rows_q, p->heads),
         .key_blocks = (int32_t)plan->key_blocks,
         .key_entries = (int32_t)plan->key_entries,

@@ -15,17 +15,17 @@
  */
 DEVICE void load_columns(float x[8], const float *sum, int row, int column, const fa_backward_params *params) {
     const int block_m = params->block_m, part = params->dq_part_columns;
-    if (params->dq_by_lane) {
+    if (has_sm90()) {
         UNROLL
         for (int c = 0; c < 8; c += 2) {
-            const f32x2 pair = global_load_f32x2(sum + dq_sum_index(row, column + c, block_m, part, 1));
+            const f32x2 pair = global_load_f32x2(sum + dq_sum_index(row, column + c, block_m, part));
             x[c] = pair.x;
             x[c + 1] = pair.y;
         }
         return;
     }
-    const f32x4 even = global_load_f32x4(sum + dq_sum_index(row, column, block_m, part, 0));
-    const f32x4 odd = global_load_f32x4(sum + dq_sum_index(row, column + 1, block_m, part, 0));
+    const f32x4 even = global_load_f32x4(sum + dq_sum_index(row, column, block_m, part));
+    const f32x4 odd = global_load_f32x4(sum + dq_sum_index(row, column + 1, block_m, part));
     const float evens[4] = {even.x, even.y, even.z, even.w}, odds[4] = {odd.x, odd.y, odd.z, odd.w};
     UNROLL
     for (int i = 0; i < 4; i++) {
@@ -43,8 +43,7 @@ DEVICE int takes_part(const fa_backward_params *params, int row) {
 DEVICE void finish_columns(const fa_backward_params *params, const query_tile *t, const float *sum) {
     const fa_forward_params *p = &params->forward;
     const int chunks = params->tile_columns / 8;
-    /* Where the sums have been scaled already, there is nothing left to multiply. */
-    const float scale = params->dq_by_lane ? 1.0f : p->softmax_scale;
+    const float scale = p->softmax_scale;
     for (int i = (int)thread_index(); i < params->block_m * chunks; i += THREADS) {
         const int piece = i / 8, r = piece / chunks * 8 + i % 8, column = piece % chunks * 8, row = t->row + r;
         if (row >= t->sequence.q_rows || column >= p->head_dim) continue;
@@ -89,7 +88,7 @@ DEVICE void finish_pieces(const fa_backward_params *params, const query_tile *t,
     const int lane = (int)lane_index(), groups = params->tile_columns / 32;
     for (int i = (int)warp_index(); i < params->block_m / 16 * groups; i += WARPS) {
         const int strip = i / groups * 16, first = i % groups * 32, column = first + lane % 4 * 8;
-        const float *pieces = sum + dq_sum_index(strip, first, params->block_m, params->dq_part_columns, 1);
+        const float *pieces = sum + dq_sum_index(strip, first, params->block_m, params->dq_part_columns);
         uint32_t rows[2][4];
         int part[2];
         UNROLL
@@ -97,8 +96,8 @@ DEVICE void finish_pieces(const fa_backward_params *params, const query_tile *t,
         UNROLL
         for (int j = 0; j < 4; j++) {
             const f32x4 x = global_load_f32x4(pieces + j * 128 + lane * 4);
-            rows[0][j] = part[0] ? pack_16bit(x.x, x.y) : 0;
-            rows[1][j] = part[1] ? pack_16bit(x.z, x.w) : 0;
+            rows[0][j] = part[0] ? pack_16bit(p->softmax_scale * x.x, p->softmax_scale * x.y) : 0;
+            rows[1][j] = part[1] ? pack_16bit(p->softmax_scale * x.z, p->softmax_scale * x.w) : 0;
         }
         UNROLL
         for (int r = 0; r < 2; r++) {
@@ -115,7 +114,7 @@ DEVICE void finish_pieces(const fa_backward_params *params, const query_tile *t,
 KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
     const query_tile t = query_tile_of(params, block_index_x());
     const float *sum = params->dq_sum + (int64_t)block_index_x() * params->block_m * params->tile_columns;
-    if (params->dq_by_lane && params->dq_aligned)
+    if (has_sm90() && params->dq_aligned)
         finish_pieces(params, &t, sum);
     else
         finish_columns(params, &t, sum);

@@ -5,7 +5,7 @@
  *   backward_prepare   D = rowsum(dout * out) and the base-2 log-sum-exp of each query; each query's part of dsink; zeros
  *                      in dq_sum and turns
  *   v2_backward or v3_backward    dK and dV, a block of threads per key tile; its part of dQ is added to dq_sum
- *   backward_finish    dQ from dq_sum, times softmax_scale if it is not yet, in dq's dtype
+ *   backward_finish    dQ from dq_sum, times softmax_scale, in dq's dtype
  *   score_gradients    dsink, dbias and dalibi_slopes, if asked for
  *
  * Query tiles have block_m rows (those of the main kernel's BLOCK_M) and count as in tile_sequence(): tile number
@@ -47,10 +47,10 @@ typedef struct fa_backward_params {
     float *delta;    /* [tiles][block_m]: D; 0 in rows that take no part */
     float *row_sum; /* [tiles][block_m]: each query's part of dsink, then of dalibi_slopes; NULL if neither is wanted */
     float *dq_sum;  /* [tiles][block_m * tile_columns]; elements as dq_sum_index() tells */
-    int32_t dq_part_columns, dq_by_lane; /* arguments of dq_sum_index(); by lane: the sums are scaled as well */
-    int32_t dq_aligned;                  /* rows of dq can be written 16 bytes at a time */
-    uint32_t *turns;    /* [tiles][2]; deterministic: key tiles that have added to dq_sum (v3: to each half) */
-    int32_t *idle_rows; /* [tiles]: FA_IDLE_ROWS, FA_IDLE_ROWS_DIRTY */
+    int32_t dq_part_columns; /* an argument of dq_sum_index() */
+    int32_t dq_aligned;      /* rows of dq can be written 16 bytes at a time */
+    uint32_t *turns;         /* [tiles][2]; deterministic: key tiles that have added to dq_sum (v3: to each half) */
+    int32_t *idle_rows;      /* [tiles]: FA_IDLE_ROWS, FA_IDLE_ROWS_DIRTY */
 } fa_backward_params;
 
 /* What score_gradients computes in one launch. */

@@ -72,15 +72,15 @@ DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
 
 /*
  * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is
- * what a warp's accumulators of mma.sync or wgmma are: [register][lane] for v2, whose single additions then are of
- * whole lines; [lane][register] for v3, which stores four registers at a time for a bulk reduction. In v3 the columns
- * are in parts, all rows of one before those of the next, so that what a warpgroup adds lies in one place.
+ * what a warp's accumulators of mma.sync or wgmma are: [lane][register] on sm_90, where four registers are added at a
+ * time, or stored for a bulk reduction; else [register][lane], so that single additions are of whole lines. In v3 the
+ * columns are in parts, all rows of one before those of the next, so that what a warpgroup adds lies in one place.
  */
-DEVICE int dq_sum_index(int row, int column, int block_m, int part_columns, int by_lane) {
+DEVICE int dq_sum_index(int row, int column, int block_m, int part_columns) {
     const int part = column / part_columns * (block_m / 16), in_part = column % part_columns;
     const int piece = (part + row / 16) * (part_columns / 8) + in_part / 8, lane = row % 8 * 4 + column % 8 / 2,
               reg = row % 16 / 8 * 2 + column % 2;
-    return piece * 128 + (by_lane ? lane * 4 + reg : reg * 32 + lane);
+    return piece * 128 + (has_sm90() ? lane * 4 + reg : reg * 32 + lane);
 }
 
 #endif

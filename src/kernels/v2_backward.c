@@ -274,14 +274,21 @@ DEVICE void multiply_dq(float dq[DQ_STRIPS][DQ_COLUMNS / 2], uint32_t ds_address
 
 /* P^T or dS^T of a strip, rounded, into its tile [key][query]. */
 DEVICE void store_transposed(uint32_t tile, const float x[QUERIES / 2], int key, int query) {
-    int lane = (int)lane_index();
+    const int lane = (int)lane_index();
     UNROLL
-    for (int n = 0; n < QUERIES / 8; n++) {
+    for (int n = 0; n < QUERIES / 16; n++) {
+        uint32_t packed[4]; /* of two n8 tiles: keys lane / 4 and 8 on, each */
         UNROLL
-        for (int r = 0; r < 2; r++)
-            shared_store_u32(tile_address(tile, BLOCK_N, key + 8 * r + lane / 4, query / 8 + n) +
+        for (int j = 0; j < 4; j++) packed[j] = pack_16bit(x[8 * n + 2 * j], x[8 * n + 2 * j + 1]);
+        if (has_sm90()) {
+            stmatrix_x4(tile_address(tile, BLOCK_N, key + lane % 16, query / 8 + 2 * n + lane / 16), packed);
+            continue;
+        }
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            shared_store_u32(tile_address(tile, BLOCK_N, key + 8 * (j % 2) + lane / 4, query / 8 + 2 * n + j / 2) +
                                  (uint32_t)(lane % 4 * 4),
-                             pack_16bit(x[4 * n + 2 * r], x[4 * n + 2 * r + 1]));
+                             packed[j]);
     }
 }
 
@@ -315,13 +322,17 @@ DEVICE void pass_turn(const fa_backward_params *params) {
 DEVICE void add_dq(const float dq[DQ_STRIPS][DQ_COLUMNS / 2], step s, const fa_backward_params *params) {
     const int strip = (int)warp_index() % DQ_ROW_WARPS, part = (int)warp_index() / DQ_ROW_WARPS;
     float *sum = params->dq_sum + (int64_t)step_number(s, params) * (BLOCK_M * HEAD_DIM) +
-                 dq_sum_index(16 * strip, 16 * part, BLOCK_M, HEAD_DIM, 0) + lane_index();
+                 dq_sum_index(16 * strip, 16 * part, BLOCK_M, HEAD_DIM) + (has_sm90() ? 4 : 1) * lane_index();
     UNROLL
     for (int i = 0; i < DQ_STRIPS; i++) {
         UNROLL
         for (int n = 0; n < DQ_COLUMNS / 8; n++) {
-            const int piece =
-                dq_sum_index(16 * DQ_ROW_WARPS * i, n / 2 * 16 * DQ_SPLIT + n % 2 * 8, BLOCK_M, HEAD_DIM, 0);
+            const int piece = dq_sum_index(16 * DQ_ROW_WARPS * i, n / 2 * 16 * DQ_SPLIT + n % 2 * 8, BLOCK_M, HEAD_DIM);
+            const f32x4 x = {dq[i][4 * n], dq[i][4 * n + 1], dq[i][4 * n + 2], dq[i][4 * n + 3]};
+            if (has_sm90()) {
+                global_reduce_add_f32x4(sum + piece, x);
+                continue;
+            }
             UNROLL
             for (int v = 0; v < 4; v++) (void)global_atomic_add_f32(sum + piece + 32 * v, dq[i][4 * n + v]);
         }

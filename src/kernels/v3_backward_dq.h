@@ -78,14 +78,17 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
     const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
     const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
     int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M;
-    uint32_t count = 0;
+    uint32_t count = 0, ahead = 0; /* ahead: turns of the next tile, loaded while this one is added */
     for (int place = 0; place < DQ_PLACES; place++)
         named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, (uint32_t)place), DQ_THREADS);
     for (int head = 0; head < group; head++, tile += row_blocks - tiles) {
         NO_UNROLL
         for (int i = 0; i < tiles; i++, tile++, count++) {
             uint32_t *turns = b->turns + 2 * (int64_t)tile + consumer;
-            if (ordered) wait_for_dq_turn(turns, dq_turn(s, (rows.begin / BLOCK_M + i) * BLOCK_M));
+            if (ordered) {
+                const uint32_t turn = dq_turn(s, (rows.begin / BLOCK_M + i) * BLOCK_M);
+                if (i == 0 || ahead != turn) wait_for_dq_turn(turns, turn);
+            }
             warp_sync();
             named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
             if (lane_index() == 0) {
@@ -95,6 +98,8 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
                     bulk_reduce_add_f32(sum + 16 * warp * COLUMNS_DQ, dq_part(s, consumer, warp, count),
                                         DQ_WARPS * COLUMNS_DQ * 64);
                 bulk_commit_group();
+                if (ordered && i + 1 < tiles)
+                    ahead = global_load_relaxed_u32(turns + 2); /* pass_dq_turn() has a fence */
                 bulk_wait_group_read(0);
 #if DQ_IN_STAGES
                 mbarrier_arrive(s->q_empty + 8 * ring_stage(count, STAGES));
@@ -112,15 +117,13 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
 }
 
 /*
- * dQ of query tile `count`, scaled, to the warp that adds it. In stages: the warpgroup has read its halves of Q and dO for
+ * dQ of query tile `count` to the warp that adds it. In stages: the warpgroup has read its halves of Q and dO for
  * the last time, and nobody else reads them.
  */
 DEVICE void hand_over_dq(float *dq, const shared_layout *shared, const fa_backward_params *b, int consumer,
                          uint32_t count) {
     register_fence_f32(dq, COLUMNS_DQ / 2);
     if (!b->dq.data) return;
-    UNROLL
-    for (int i = 0; i < COLUMNS_DQ / 2; i++) dq[i] *= b->forward.softmax_scale;
 #if !DQ_IN_STAGES
     named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
 #endif

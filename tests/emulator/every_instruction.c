@@ -23,7 +23,7 @@ DEVICE float sum_f32x4(f32x4 v) { return v.x + v.y + v.z + v.w; }
 DEVICE uint32_t place(void) {
     return thread_index() + block_threads() + lane_index() + warp_index() + warpgroup_index() + block_index_x() +
            block_index_y() + block_index_z() + grid_blocks_x() + grid_blocks_y() + grid_blocks_z() +
-           (uint32_t)clock_cycles();
+           (uint32_t)clock_cycles() + (uint32_t)has_sm90();
 }
 
 DEVICE void global_memory(const every_params *p) {
@@ -45,7 +45,7 @@ DEVICE void global_memory(const every_params *p) {
     global_store_f32x4(p->f32, f4);
     global_store_u32x2(p->u32, u2);
     global_store_u32x4(p->u32, u4);
-    global_store_release_u32(p->u32, global_load_acquire_u32(p->u32));
+    global_store_release_u32(p->u32, global_load_acquire_u32(p->u32) + global_load_relaxed_u32(p->u32));
     global_atomic_add_f32(p->f32, f);
     global_atomic_add_i32(p->i32, 1);
     global_atomic_add_u64(p->u64, 1);

@@ -32,7 +32,7 @@
  *   wgmma_wait_group that covers them. Put register_fence_*() on them before wgmma_fence and after the wait, never in
  *   between.
  * - An argument called "constant" must be known at compile time.
- * - sm_90 operations may stand in a source that is also compiled for sm_80 if they are not called there.
+ * - sm_90 operations may stand in a source that is also compiled for sm_80 if they are called under has_sm90() alone.
  *
  * Who may read what, and when (the emulator reports every breach on shared memory)
  * - Data of another thread: only after a barrier between the two (block_sync, warp_sync inside a warp, named barrier,
@@ -101,6 +101,7 @@ DEVICE uint32_t block_index_z(void);
 DEVICE uint32_t grid_blocks_x(void); /* %nctaid */
 DEVICE uint32_t grid_blocks_y(void);
 DEVICE uint32_t grid_blocks_z(void);
+DEVICE int has_sm90(void); /* whether this is code for sm_90 or later; a constant, so that the other way is left out */
 DEVICE uint64_t clock_cycles(void); /* %clock64: a counter that only grows while a block runs */
 
 /* ---- Global memory ---- */
@@ -133,6 +134,7 @@ DEVICE void global_store_u32x4(void *address, u32x4 value);
  * a smaller linear index sets (blocks start in that order). */
 DEVICE uint32_t global_load_acquire_u32(const uint32_t *address);
 DEVICE void global_store_release_u32(uint32_t *address, uint32_t value);
+DEVICE uint32_t global_load_relaxed_u32(const uint32_t *address); /* ld.relaxed.gpu: acquires with a fence behind it */
 
 /* atom.global (relaxed, gpu scope); they return the old value. Unused results compile to red. */
 DEVICE float global_atomic_add_f32(float *address, float value);

@@ -30,6 +30,7 @@ DEVICE uint32_t block_index_z(void) { return fa_emulated_self->block[2]; }
 DEVICE uint32_t grid_blocks_x(void) { return fa_emulated_self->grid[0]; }
 DEVICE uint32_t grid_blocks_y(void) { return fa_emulated_self->grid[1]; }
 DEVICE uint32_t grid_blocks_z(void) { return fa_emulated_self->grid[2]; }
+DEVICE int has_sm90(void) { return fa_emulated_sm() >= 90; }
 DEVICE uint64_t clock_cycles(void) { return fa_emulated_clock(); }
 
 /* ---- Global and shared memory ---- */
@@ -70,6 +71,7 @@ DEVICE int64_t global_load_i64(const void *address) {
 }
 
 DEVICE uint32_t global_load_acquire_u32(const uint32_t *address) { return fa_emulated_global_load_acquire(address); }
+DEVICE uint32_t global_load_relaxed_u32(const uint32_t *address) { return fa_emulated_global_load_relaxed(address); }
 DEVICE void global_store_release_u32(uint32_t *address, uint32_t value) {
     fa_emulated_global_store_release(address, value);
 }

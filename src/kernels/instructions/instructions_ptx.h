@@ -31,6 +31,13 @@ DEVICE uint32_t block_index_z(void) { return blockIdx.z; }
 DEVICE uint32_t grid_blocks_x(void) { return gridDim.x; }
 DEVICE uint32_t grid_blocks_y(void) { return gridDim.y; }
 DEVICE uint32_t grid_blocks_z(void) { return gridDim.z; }
+DEVICE int has_sm90(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    return 1;
+#else
+    return 0;
+#endif
+}
 DEVICE uint64_t clock_cycles(void) {
     uint64_t cycles;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
@@ -121,6 +128,11 @@ DEVICE void global_store_u32x4(void *address, u32x4 v) {
 DEVICE uint32_t global_load_acquire_u32(const uint32_t *address) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+DEVICE uint32_t global_load_relaxed_u32(const uint32_t *address) {
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
 }
 DEVICE void global_store_release_u32(uint32_t *address, uint32_t value) {
