@@ -159,15 +159,26 @@ fa_status fa_gpu_backward_plan_make(const fa_gradients *g, fa_gpu_backward_plan 
 static void *array_at(char *workspace, int64_t offset) { return workspace == NULL ? NULL : workspace + offset; }
 
 /*
- * Heads whose key tiles take turns in the order of blocks. With a causal mask the first tiles of a head, which most queries
- * see, take longest, and so come before the last ones of other heads: of as many as find their queries in the L2 cache.
- * deterministic: the last tiles come first, since dQ is added to in that order.
+ * Heads whose key tiles take turns in the order of blocks.
+ *
+ * With a causal mask the first tiles of a head, which most queries see, take longest, and so come before the last ones of
+ * other heads: of as many as find their queries in the L2 cache.
+ *
+ * deterministic: blocks of a head that begin together wait for one another at the first query tiles. Those of a group that
+ * fills the GPU once have waited by its end, and end in order of their tiles; if the next group begins in that order,
+ * nobody waits again. Blocks that begin with different query tiles need no such thing.
  */
 static int64_t head_group(const fa_problem *p, const fa_gpu_backward_plan *plan, bool deterministic) {
-    int64_t pairs = p->heads_kv * plan->key_entries, tiles = plan->row_blocks * (p->heads / p->heads_kv);
-    if (deterministic || p->causal == FA_CAUSAL_NONE || pairs == 0 || tiles == 0) return 1;
-    int64_t bytes = tiles * plan->variant->block_m * ((p->head_dim + p->head_dim_v) * 2 + plan->dq_columns * 4);
-    int64_t group = plan->machine->l2_bytes / 4 * 3 / bytes;
+    const fa_machine *m = plan->machine;
+    int64_t pairs = p->heads_kv * plan->key_entries, tiles = plan->row_blocks * (p->heads / p->heads_kv), group = 1;
+    bool causal = p->causal != FA_CAUSAL_NONE;
+    if (pairs == 0 || tiles == 0 || plan->key_blocks == 0) return 1;
+    if (deterministic) {
+        if (!causal || plan->kernel == FA_KERNEL_V2) group = (m->processors + plan->key_blocks - 1) / plan->key_blocks;
+    } else if (causal) {
+        int64_t bytes = tiles * plan->variant->block_m * ((p->head_dim + p->head_dim_v) * 2 + plan->dq_columns * 4);
+        group = m->l2_bytes / 4 * 3 / bytes;
+    }
     if (group < 1) group = 1;
     return group < pairs ? group : pairs;
 }

@@ -90,7 +90,7 @@ DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
 #define KEPT_DOUT 48
 #define KEPT_HEAD_END 56
 #define KEPT_KEY 60
-#define KEPT_TURN 64 /* the last turn taken: query tile, or -1; and number */
+#define KEPT_TURN 64 /* the query tile where a turn was taken last, or -1 */
 
 DEVICE uint32_t kept(uint32_t what) { return shared_base() + AT_KEPT + what; }
 
@@ -295,28 +295,36 @@ DEVICE void store_transposed(uint32_t tile, const float x[QUERIES / 2], int key,
 /* ---- results ---- */
 
 /*
- * deterministic: the key tiles that see a query tile add to its dq_sum one after another, in their order. One thread of a block
- * waits for its turn, before a barrier that everybody's additions follow, and passes it on after one that they precede; by
- * then most of them have arrived, and the fence is cheap. Blocks wait only for those of a smaller number.
+ * deterministic: the key tiles that see a query tile add to its dq_sum one after another, in their order. One thread of a
+ * block waits for its turn, before a barrier that everybody's additions follow, and passes it on after one that they
+ * precede; by then most of them have arrived, and the fence is cheap. Blocks wait only for those of a smaller number.
  */
-DEVICE void take_turn(step s, const fa_backward_params *params) {
-    if (!params->deterministic || !params->dq.data || thread_index() != 0) return;
+DEVICE int takes_turns(const fa_backward_params *params) {
+    return params->deterministic && params->dq.data && thread_index() == 0;
+}
+
+/* Whose turn it is at a step, looked up ahead; the fence of pass_turn() has to follow. */
+DEVICE uint32_t turn_ahead(step s, const fa_backward_params *params) {
+    return takes_turns(params) ? global_load_relaxed_u32(params->turns + 2 * step_number(s, params)) : 0;
+}
+
+DEVICE void take_turn(step s, uint32_t ahead, const fa_backward_params *params) {
+    if (!takes_turns(params)) return;
     const fa_visibility v = kept_visibility();
     const device_tile_keys seen = tile_keys(&v, s.tile * BLOCK_M, (s.tile + 1) * BLOCK_M);
     const uint32_t turn = (uint32_t)(shared_load_i32(kept(KEPT_KEY)) / BLOCK_N - seen.some.begin / BLOCK_N);
     const int number = step_number(s, params);
     shared_store_i32(kept(KEPT_TURN), number);
-    shared_store_u32(kept(KEPT_TURN) + 4, turn);
+    if (ahead == turn) return;
     while (global_load_acquire_u32(params->turns + 2 * number) != turn) {}
 }
 
-/* The turn that was taken last. */
+/* Passes on the turn that was taken last. */
 DEVICE void pass_turn(const fa_backward_params *params) {
-    if (!params->deterministic || thread_index() != 0) return;
+    if (!takes_turns(params)) return;
     const int number = shared_load_i32(kept(KEPT_TURN));
-    if (number < 0) return;
     fence_gpu();
-    global_store_release_u32(params->turns + 2 * number, shared_load_u32(kept(KEPT_TURN) + 4) + 1);
+    if (number >= 0) (void)global_atomic_add_u32(params->turns + 2 * number, 1);
 }
 
 DEVICE void add_dq(const float dq[DQ_STRIPS][DQ_COLUMNS / 2], step s, const fa_backward_params *params) {
@@ -405,17 +413,12 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
 #endif
 
     uint32_t stage = 0;
+    int exists = step_exists(now);
     NO_UNROLL
-    while (step_exists(now)) {
-        const step next = step_next(now);
-        const int more = step_exists(next);
+    while (exists) {
         const uint32_t at_q = stage * TILE_BYTES_Q, rows = base + AT_ROWS + stage * (BLOCK_M * 8);
         cp_async_wait_group(0);
         block_sync(); /* Q and dO of this step have landed, and everybody has left what is filled next, P and dS too */
-#if STAGES > 1
-        if (more) load_queries(stage ^ 1u, next, params);
-        cp_async_commit_group();
-#endif
         if (idle & FA_IDLE_ROWS_DIRTY) clear_idle_rows(stage);
 
         float s[2][QUERIES / 2], ds[2][QUERIES / 2];
@@ -443,17 +446,24 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
             store_transposed(base + AT_DS, ds[i], first + 16 * i, query);
         }
         block_sync(); /* P and dS are there, and dQ of the step before has been added */
+        const uint32_t ahead = turn_ahead(now, params);
         pass_turn(params);
+        /* Looked up here, since loads from shared memory would wait for a while behind the additions to dQ. */
+        const step next = step_next(now);
+        const int more = step_exists(next);
+#if STAGES > 1
+        if (more) load_queries(stage ^ 1u, next, params);
+#endif
         accumulate(dv, k_address + (AT_P - AT_K), q_columns + AT_DOUT);
 #if STAGES > 1
-        take_turn(now, params);
+        take_turn(now, ahead, params);
         block_sync(); /* everybody has left dO */
         if (more) load_dout(next, params);
         cp_async_commit_group();
 #endif
         accumulate(dk, k_address + (AT_DS - AT_K), q_columns + at_q);
 #if STAGES == 1
-        take_turn(now, params);
+        take_turn(now, ahead, params);
         block_sync(); /* everybody has left Q and dO */
         if (more) load_queries(0, next, params);
         if (more) load_dout(next, params);
@@ -466,6 +476,7 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
             add_dq(dq, now, params);
         }
         now = next;
+        exists = more;
 #if STAGES > 1
         stage ^= 1u;
 #endif

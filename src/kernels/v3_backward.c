@@ -206,7 +206,7 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
  * for them they are loaded before they are needed, since reading takes its time; in tiles with a mask, and so in
  * GENERAL, they are not needed here.
  */
-#define NUMBERS_AHEAD (!GENERAL && QUERIES < 128)
+#define NUMBERS_AHEAD (!GENERAL)
 
 typedef struct query_numbers {
     uint32_t address; /* in shared memory, of the thread's first */
@@ -379,12 +379,12 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         const uint32_t ds_tile = shared->s + (count & 1u) * BYTES_S;
         float dp[QUERIES / 2], dq[COLUMNS_DQ / 2];
         uint32_t p16[QUERIES / 4], ds16[QUERIES / 4];
+        const query_numbers lse = load_numbers(shared->lse + numbers);
 #if !SCORES_AHEAD
         issue_transposed(s, k_rows, q_rows + stage * BYTES_Q, HEAD_DIM);
 #endif
         mbarrier_wait(shared->dout_full + 8 * stage, parity);
         issue_transposed(dp, v_rows, dout_rows + stage * BYTES_DO, HEAD_DIM_V);
-        const query_numbers lse = load_numbers(shared->lse + numbers);
 #if !SCORES_AHEAD
         wgmma_wait_group(1);
         register_fence_f32(s, QUERIES / 2);
