@@ -174,7 +174,7 @@ static int64_t head_group(const fa_problem *p, const fa_gpu_backward_plan *plan,
     bool causal = p->causal != FA_CAUSAL_NONE;
     if (pairs == 0 || tiles == 0 || plan->key_blocks == 0) return 1;
     if (deterministic) {
-        if (!causal || plan->kernel == FA_KERNEL_V2) group = (m->processors + plan->key_blocks - 1) / plan->key_blocks;
+        if (!causal) group = (m->processors + plan->key_blocks - 1) / plan->key_blocks;
     } else if (causal) {
         int64_t bytes = tiles * plan->variant->block_m * ((p->head_dim + p->head_dim_v) * 2 + plan->dq_columns * 4);
         group = m->l2_bytes / 4 * 3 / bytes;

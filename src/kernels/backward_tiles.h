@@ -71,6 +71,23 @@ DEVICE key_tile key_tile_locate(const fa_backward_params *params, int block_n) {
 }
 
 /*
+ * The number of a key tile. deterministic: the last one comes first. dQ of a query tile is added in this order, and
+ * with a causal mask blocks come to it in this order; those who are waited for have started before.
+ */
+DEVICE int key_tile_number(const fa_backward_params *params, const key_tile *tile, int block_n) {
+    const int tiles = (tile->rows + block_n - 1) / block_n;
+    return params->deterministic && tile->number < tiles ? tiles - 1 - tile->number : tile->number;
+}
+
+/*
+ * How many key tiles are added to dQ of a query tile before key tile `number`: those behind it that some query of the
+ * tile sees. last_seen: the end of the keys that its last used query sees by position.
+ */
+DEVICE uint32_t dq_turn(int last_seen, int number, int block_n) {
+    return (uint32_t)((last_seen + block_n - 1) / block_n - 1 - number);
+}
+
+/*
  * The place of an element in its tile of dq_sum. Pieces of 16 rows and 8 columns lie one after another, and each is
  * what a warp's accumulators of mma.sync or wgmma are: [lane][register] on sm_90, where four registers are added at a
  * time, or stored for a bulk reduction; else [register][lane], so that single additions are of whole lines. In v3 the

@@ -61,7 +61,7 @@ typedef struct key_work {
 /* Returns 0 if there are no such rows in dk and dv. */
 DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
     w->tile = key_tile_locate(params, BLOCK_N);
-    w->key = w->tile.number * BLOCK_N;
+    w->key = key_tile_number(params, &w->tile, BLOCK_N) * BLOCK_N;
     const fa_visibility *v = &w->tile.sequence.visibility;
     device_tile_keys seen = tile_keys(v, 0, v->seqlen_q);
     w->keys.begin = w->key > seen.some.begin ? w->key : seen.some.begin;
@@ -125,19 +125,16 @@ DEVICE fa_visibility kept_visibility(void) {
     return v;
 }
 
-/* One step: a query tile of a head. Tiles are taken from the last to the first, so that blocks of neighbouring keys, which under a
- * causal mask begin at different tiles, follow one another closely when they have to take turns. */
+/* One step: a query tile of a head. */
 typedef struct step {
     int head;
     int tile; /* within the sequence */
 } step;
 
 DEVICE step step_next(step s) {
-    if (s.tile > shared_load_i32(kept(KEPT_ROW_BEGIN))) {
-        s.tile--;
-    } else {
+    if (++s.tile == shared_load_i32(kept(KEPT_ROW_END))) {
         s.head++;
-        s.tile = shared_load_i32(kept(KEPT_ROW_END)) - 1;
+        s.tile = shared_load_i32(kept(KEPT_ROW_BEGIN));
     }
     return s;
 }
@@ -312,7 +309,7 @@ DEVICE void take_turn(step s, uint32_t ahead, const fa_backward_params *params) 
     if (!takes_turns(params)) return;
     const fa_visibility v = kept_visibility();
     const device_tile_keys seen = tile_keys(&v, s.tile * BLOCK_M, (s.tile + 1) * BLOCK_M);
-    const uint32_t turn = (uint32_t)(shared_load_i32(kept(KEPT_KEY)) / BLOCK_N - seen.some.begin / BLOCK_N);
+    const uint32_t turn = dq_turn(seen.some.end, shared_load_i32(kept(KEPT_KEY)) / BLOCK_N, BLOCK_N);
     const int number = step_number(s, params);
     shared_store_i32(kept(KEPT_TURN), number);
     if (ahead == turn) return;
@@ -391,7 +388,7 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
 
     step now;
     now.head = (w.tile.head_kv + (w.row_begin < w.row_end ? 0 : 1)) * p->group;
-    now.tile = w.row_end - 1;
+    now.tile = w.row_begin;
     int idle = 0;
     keep_work(&w, params);
     if (step_exists(now)) {
@@ -451,6 +448,7 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         /* Looked up here, since loads from shared memory would wait for a while behind the additions to dQ. */
         const step next = step_next(now);
         const int more = step_exists(next);
+        const int next_idle = more ? global_load_i32(params->idle_rows + step_number(next, params)) : 0;
 #if STAGES > 1
         if (more) load_queries(stage ^ 1u, next, params);
 #endif
@@ -469,7 +467,6 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         if (more) load_dout(next, params);
         cp_async_commit_group();
 #endif
-        if (more) idle = global_load_i32(params->idle_rows + step_number(next, params));
         if (params->dq.data) {
             float dq[DQ_STRIPS][DQ_COLUMNS / 2];
             multiply_dq(dq, dq_ds_address, dq_k_address);
@@ -477,6 +474,7 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         }
         now = next;
         exists = more;
+        idle = next_idle;
 #if STAGES > 1
         stage ^= 1u;
 #endif

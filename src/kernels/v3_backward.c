@@ -206,7 +206,7 @@ DEVICE void issue_dq(float *dq, uint32_t ds_tile, uint32_t k_tile) {
  * for them they are loaded before they are needed, since reading takes its time; in tiles with a mask, and so in
  * GENERAL, they are not needed here.
  */
-#define NUMBERS_AHEAD (!GENERAL)
+#define NUMBERS_AHEAD (!GENERAL && QUERIES < 128)
 
 typedef struct query_numbers {
     uint32_t address; /* in shared memory, of the thread's first */

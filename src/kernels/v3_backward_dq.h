@@ -37,22 +37,19 @@ DEVICE void store_dq(const float *dq, uint32_t part) {
     fence_proxy_async_shared();
 }
 
-/*
- * In deterministic order: how many key tiles are added to dQ of a query tile before this one: those behind it that some
- * query of the tile sees. What it takes to know that lies in shared memory, since registers are scarce here.
- */
+/* What it takes to know a block's turn at a query tile lies in shared memory, since registers are scarce here. */
 DEVICE void store_dq_order(const shared_layout *s, const fa_backward_params *b, const key_work *w) {
     const fa_visibility *v = &w->tile.sequence.visibility;
     const u32x4 order = {(uint32_t)v->seqlen_q, (uint32_t)v->key_end, (uint32_t)(v->diagonal + v->right + 1),
-                         (uint32_t)key_tile_number(b, &w->tile)};
+                         (uint32_t)key_tile_number(b, &w->tile, BLOCK_N)};
     shared_store_u32x4(s->order, order);
 }
 
-DEVICE uint32_t dq_turn(const shared_layout *s, int row) {
+DEVICE uint32_t turn_at(const shared_layout *s, int row) {
     const u32x4 order = shared_load_u32x4(s->order);
     const int seqlen_q = (int)order.x, key_end = (int)order.y;
     const int last = (row + BLOCK_M < seqlen_q ? row + BLOCK_M : seqlen_q) - 1, seen = last + (int)order.z;
-    return (uint32_t)((seen < key_end ? seen : key_end) + BLOCK_N - 1) / BLOCK_N - 1 - order.w;
+    return dq_turn(seen < key_end ? seen : key_end, (int)order.w, BLOCK_N);
 }
 
 /* Waits until a query tile has been added to by those before this block. One thread, as below. */
@@ -86,7 +83,7 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
         for (int i = 0; i < tiles; i++, tile++, count++) {
             uint32_t *turns = b->turns + 2 * (int64_t)tile + consumer;
             if (ordered) {
-                const uint32_t turn = dq_turn(s, (rows.begin / BLOCK_M + i) * BLOCK_M);
+                const uint32_t turn = turn_at(s, (rows.begin / BLOCK_M + i) * BLOCK_M);
                 if (i == 0 || ahead != turn) wait_for_dq_turn(turns, turn);
             }
             warp_sync();

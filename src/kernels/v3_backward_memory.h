@@ -65,19 +65,10 @@ typedef struct key_work {
     fa_key_range seen; /* those that some query sees by position; all others count as zero */
 } key_work;
 
-/*
- * The number of a key tile. deterministic: the last one comes first. dQ of a query tile is added in this order, and
- * with a causal mask blocks come to it in this order; those who are waited for have started before.
- */
-DEVICE int key_tile_number(const fa_backward_params *params, const key_tile *tile) {
-    const int tiles = (tile->rows + BLOCK_N - 1) / BLOCK_N;
-    return params->deterministic && tile->number < tiles ? tiles - 1 - tile->number : tile->number;
-}
-
 /* Returns 0 if there are no such rows in dk and dv. */
 DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
     w->tile = key_tile_locate(params, BLOCK_N);
-    w->key = key_tile_number(params, &w->tile) * BLOCK_N;
+    w->key = key_tile_number(params, &w->tile, BLOCK_N) * BLOCK_N;
     const fa_visibility *v = &w->tile.sequence.visibility;
     const fa_key_range seen = tile_keys(v, 0, v->seqlen_q).some;
     w->seen.begin = w->key > seen.begin ? w->key : seen.begin;
