@@ -7,7 +7,8 @@
  *     P^T = exp(S^T - lse)               while dP^T is under way
  *     dS^T = P^T (dP^T - D)
  *     dV += P^T dO,  dK += dS^T Q        in registers until the end: no other block adds to them
- *     dQ_sum += dS K                     float32 additions in global memory, by bulk reductions from shared memory
+ *     dQ_sum += dS K                     float32 additions in global memory, by bulk reductions from shared memory, or
+ *                                        at head_dim 256 from the registers
  *
  * A producer warp feeds it by TMA, as in v3_forward.c. Scores are computed transposed, keys down and queries across, so
  * that P^T and dS^T are in the registers in which the products with dO and Q want them. With heads of more than 128
@@ -91,6 +92,7 @@
 #define DQ_COLUMNS V3B_DQ_COLUMNS(HEAD_DIM)
 #define DQ_PLACES V3B_DQ_PLACES(HEAD_DIM, GENERAL)
 #define DQ_IN_STAGES (DQ_PLACES == 0)
+#define DQ_DIRECTLY(b) (DQ_IN_STAGES && !(b)->deterministic)
 #define DQ_TILE (BLOCK_M * DQ_COLUMNS)
 
 #if TILE_PAGE == 64
@@ -420,15 +422,16 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         issue_dv(dv, p16, p_tile, dout_tile + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dk(dk, ds16, ds_tile, q_tile + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M), count > 0);
         issue_dq(dq, ds_tile, shared->k + half_k);
+        const u32x4 done = work;
         work = next_queries(shared, count + 1);
         issue_next_scores(s, k_rows, q_rows, &work, shared, count + 1);
         wgmma_wait_group(1);
         register_fence_f32(dv, COLUMNS_V / 2);
         register_fence_f32(dk, COLUMNS_K / 2);
-        hand_over_dq(dq, shared, b, consumer, count);
+        hand_over_dq(dq, shared, b, &done, consumer, count);
         wgmma_wait_group(0);
         register_fence_f32(s, QUERIES / 2);
-        if (DQ_IN_STAGES && b->dq.data) continue; /* the warp that adds dQ releases them */
+        if (DQ_IN_STAGES && b->dq.data && !DQ_DIRECTLY(b)) continue; /* the warp that adds dQ releases them */
         release(shared->dout_empty + 8 * stage, thread);
         release(shared->q_empty + 8 * stage, thread);
 #else
@@ -441,7 +444,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         release(shared->dout_empty + 8 * stage, thread);
         issue_dk(dk, ds16, 0, q_tile, count > 0);
         wgmma_wait_group(1);
-        hand_over_dq(dq, shared, b, consumer, count);
+        hand_over_dq(dq, shared, b, &work, consumer, count);
         work = next_queries(shared, count + 1);
 #    if SCORES_AHEAD
         issue_next_scores(s, k_rows, q_rows, &work, shared, count + 1);

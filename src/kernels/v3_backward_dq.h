@@ -71,7 +71,7 @@ DEVICE void pass_dq_turn(uint32_t *turns) {
 DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const key_work *w, int consumer) {
     const int group = b->forward.group, row_blocks = b->forward.row_blocks,
               ordered = b->deterministic && lane_index() == 0;
-    if (w->seen.begin >= w->seen.end || !b->dq.data) return;
+    if (w->seen.begin >= w->seen.end || !b->dq.data || DQ_DIRECTLY(b)) return;
     const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
     const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
     int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M;
@@ -113,14 +113,29 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
     if (lane_index() == 0) bulk_wait_group(0);
 }
 
+/* dQ of a query tile straight from the registers, so that its stages are free sooner; in no order. sum: its tile. */
+DEVICE void add_dq_directly(const float *dq, float *sum, int consumer) {
+    float *to =
+        sum + consumer * 64 * COLUMNS_DQ + (int)thread_index() / 32 % 4 * 16 * COLUMNS_DQ + 4 * (int)lane_index();
+    UNROLL
+    for (int i = 0; i < COLUMNS_DQ / 8; i++) { /* as dq_sum_index() tells */
+        const f32x4 x = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+        global_reduce_add_f32x4(to + 128 * i, x);
+    }
+}
+
 /*
- * dQ of query tile `count` to the warp that adds it. In stages: the warpgroup has read its halves of Q and dO for
- * the last time, and nobody else reads them.
+ * dQ of query tile `count`, which `work` tells of, to the warp that adds it. In stages: the warpgroup has read its halves
+ * of Q and dO for the last time, and nobody else reads them.
  */
-DEVICE void hand_over_dq(float *dq, const shared_layout *shared, const fa_backward_params *b, int consumer,
-                         uint32_t count) {
+DEVICE void hand_over_dq(float *dq, const shared_layout *shared, const fa_backward_params *b, const u32x4 *work,
+                         int consumer, uint32_t count) {
     register_fence_f32(dq, COLUMNS_DQ / 2);
     if (!b->dq.data) return;
+    if (DQ_DIRECTLY(b)) {
+        add_dq_directly(dq, b->dq_sum + (int64_t)work->w * DQ_TILE, consumer);
+        return;
+    }
 #if !DQ_IN_STAGES
     named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
 #endif

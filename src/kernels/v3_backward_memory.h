@@ -52,7 +52,7 @@ DEVICE void init_barriers(const shared_layout *s) {
     fence_mbarrier_init();
 }
 
-/* What consumers are told of a query tile: head, first row, and one of these. */
+/* What consumers are told of a query tile: head, first row, one of these, and its number in the workspace. */
 #define WORK_END 0u    /* there is no more */
 #define WORK_PLAIN 1u  /* all queries see all keys */
 #define WORK_MASKED 2u /* not all do */

@@ -22,9 +22,10 @@
 #define V3B_DQ_PART_COLUMNS(head_dim) ((head_dim) == 64 ? 64 : V3B_DQ_COLUMNS(head_dim) / 2)
 
 /*
- * dQ of a query tile goes through shared memory on its way to dq_sum. At head_dim 256 it takes the stages of the Q and
- * dO tile that it belongs to, which are just as large; else it has a place of its own, or two, where there is room, and
- * registers to tell them apart.
+ * dQ of a query tile goes through shared memory on its way to dq_sum, and has a place of its own there, or two, where
+ * there is room, and registers to tell them apart. At head_dim 256 there is none: it goes straight from the registers,
+ * or, where key tiles have to take turns, through the stages of the Q and dO tile that it belongs to, which are just as
+ * large.
  */
 #define V3B_DQ_PLACES(head_dim, general) ((head_dim) > 192 ? 0 : V3B_SPLIT_COLUMNS(head_dim) || (general) ? 1 : 2)
 #define V3B_DQ_BYTES(head_dim, block_m) ((block_m)*V3B_DQ_COLUMNS(head_dim) * 4)

@@ -84,7 +84,7 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
                 const int idle = global_load_i32(b->idle_rows + tile), dirty = idle & FA_IDLE_ROWS_DIRTY;
                 const fa_key_range all = tile_keys(v, row, row + BLOCK_M).all;
                 const int masked = idle || w->key < all.begin || w->key + BLOCK_N > all.end;
-                const u32x4 work = {(uint32_t)head, (uint32_t)row, masked ? WORK_MASKED : WORK_PLAIN, 0};
+                const u32x4 work = {(uint32_t)head, (uint32_t)row, masked ? WORK_MASKED : WORK_PLAIN, (uint32_t)tile};
                 const int first = (int)w->tile.sequence.q_begin + row;
                 const uint32_t lse = s->lse + stage * BLOCK_M * 4;
                 count++;
