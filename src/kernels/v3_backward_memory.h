@@ -45,7 +45,7 @@ DEVICE shared_layout layout_shared(void) {
 }
 
 DEVICE void init_barriers(const shared_layout *s) {
-    mbarrier_init(s->kv_full, 1);
+    mbarrier_init(s->kv_full, 32);
     mbarrier_init(s->raw, 1);
     init_ring(s->q_full, s->q_empty, STAGES, CONSUMERS);
     init_ring(s->dout_full, s->dout_empty, STAGES, CONSUMERS);

@@ -15,8 +15,11 @@ DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map
         tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * TILE_PAGE, row, head, entry);
 }
 
-/* K and V, once. Rows that no query may see become zero: what they hold must not meet a weight of 0. Returns whether it
- * took the barrier `raw`. */
+/*
+ * K and V, once. Rows that no query may see become zero: what they hold must not meet a weight of 0. Each lane arrives at
+ * kv_full for what it has cleared, since the consumers write there themselves in the end. Returns whether it took the
+ * barrier `raw`.
+ */
 DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params, const key_work *w) {
     const fa_forward_params *p = &params->backward.forward;
     const int entry = p->cu_seqlens_k.data ? 0 : w->tile.sequence.entry, row = (int)w->tile.sequence.k_begin + w->key;
@@ -29,7 +32,10 @@ DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params
         load_pages(s->k, barrier, &params->k, BLOCK_N, PAGES_K, row, w->tile.head_kv, entry);
         load_pages(s->v, barrier, &params->v, BLOCK_N, PAGES_V, row, w->tile.head_kv, entry);
     }
-    if (!clean) return 0;
+    if (!clean) {
+        if (lane_index() != 0) mbarrier_arrive(s->kv_full);
+        return 0;
+    }
     mbarrier_wait(s->raw, 0);
     for (int i = (int)lane_index(); i < BLOCK_N; i += 32) {
         int unseen = w->key + i < w->seen.begin || w->key + i >= w->seen.end;
@@ -43,8 +49,8 @@ DEVICE int load_keys(const shared_layout *s, const fa_v3_backward_params *params
         clear_tile_row(s->v, BLOCK_N, i, HEAD_DIM_V);
     }
     fence_proxy_async_shared();
-    warp_sync();
-    if (lane_index() == 0) mbarrier_arrive(s->kv_full);
+    mbarrier_arrive(s->kv_full);
+    warp_sync(); /* all have seen `raw`, before its next use */
     return 1;
 }
 
