@@ -15,6 +15,7 @@ set(flashattn_sources
     src/cpu/kernels_amx_split.c
     src/cpu/kernels_avx512.c
     src/cpu/kernels_avx512_bf16.c
+    src/cpu/kernels_backward_amx.c
     src/cpu/kernels_backward_avx512_bf16.c
     src/cpu/kernels_backward_neon_bf16.c
     src/cpu/kernels_neon.c
@@ -38,8 +39,8 @@ if(FLASHATTN_X86_64)
     set_source_files_properties(src/cpu/kernels_avx512.c PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AVX512_FLAGS}")
     set_source_files_properties(src/cpu/kernels_avx512_bf16.c PROPERTIES
         COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
-    set_source_files_properties(src/cpu/kernels_amx.c src/cpu/kernels_amx_split.c PROPERTIES
-        COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
+    set_source_files_properties(src/cpu/kernels_amx.c src/cpu/kernels_amx_split.c src/cpu/kernels_backward_amx.c
+        PROPERTIES COMPILE_OPTIONS "${FLASHATTN_AMX_FLAGS}")
     set_source_files_properties(src/cpu/kernels_backward_avx512_bf16.c PROPERTIES
         COMPILE_OPTIONS "${FLASHATTN_AVX512_BF16_FLAGS}")
 elseif(FLASHATTN_AARCH64)

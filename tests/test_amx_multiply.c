@@ -32,7 +32,9 @@ static void check(int64_t rows, int64_t columns, int64_t depth, int64_t b_depth,
     for (int64_t i = 0; i < rows * c_stride + 16; i++) c[i] = before[i] = fa_float_from_bfloat16(random_bfloat16());
     for (int64_t r = 0; r < rows; r++) row_scale[r] = fa_float_from_bfloat16(random_bfloat16());
 
-    multiply(c, c_stride, a, a_stride, b, b_depth, rows, columns, depth, scaled ? row_scale : NULL);
+    for (int64_t i = 0; i < rows * c_stride && scaled; i++)
+        if (i % c_stride < columns) c[i] *= row_scale[i / c_stride];
+    multiply_blocks(c, c_stride, a, a_stride, b, b_depth, rows, columns, depth, scaled);
 
     for (int64_t i = 0; i < rows * c_stride + 16; i++) {
         int64_t r = i / c_stride, n = i % c_stride;
@@ -66,6 +68,8 @@ static void widths_and_depths(void **state) {
     for (int64_t columns = 0; columns <= 128; columns += 32)
         for (int64_t depth = 0; depth <= 256; depth += 32)
             check(20, columns, depth, depth, (int)((columns + depth) / 32 % 2));
+    for (int64_t depth = 2; depth < 100; depth += depth < 40 ? 2 : 14) /* shallow tiles, alone and behind others */
+        check(depth % 3 == 0 ? 7 : 37, 64, depth, depth + 2 * (depth % 3), (int)(depth / 2 % 2));
 }
 
 /* A row's bits do not depend on its neighbours. */
@@ -76,9 +80,9 @@ static void rows_alone(void **state) {
     static float c[ROWS * COLUMNS], alone[COLUMNS];
     for (int i = 0; i < ROWS * DEPTH; i++) a[i] = random_bfloat16();
     for (int i = 0; i < COLUMNS * DEPTH; i++) b[i] = random_bfloat16();
-    multiply(c, COLUMNS, a, DEPTH, b, DEPTH, ROWS, COLUMNS, DEPTH, NULL);
+    multiply_blocks(c, COLUMNS, a, DEPTH, b, DEPTH, ROWS, COLUMNS, DEPTH, 0);
     for (int r = 0; r < ROWS; r++) {
-        multiply(alone, COLUMNS, a + r * DEPTH, DEPTH, b, DEPTH, 1, COLUMNS, DEPTH, NULL);
+        multiply_blocks(alone, COLUMNS, a + r * DEPTH, DEPTH, b, DEPTH, 1, COLUMNS, DEPTH, 0);
         assert_memory_equal(alone, c + r * COLUMNS, sizeof alone);
     }
     leave();

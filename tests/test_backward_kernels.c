@@ -13,7 +13,7 @@
 #include <string.h>
 
 static const fa_cpu_backward_kernels *tables[4];
-static const fa_cpu_products *products[5];
+static const fa_cpu_products *products[6];
 static int table_count, product_count;
 static rng source;
 
@@ -32,7 +32,10 @@ static int set_up(void **state) {
         tables[table_count++] = all[i].table();
         products[product_count++] = &all[i].table()->products;
     }
-    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) products[product_count++] = fa_cpu_products_avx512_bf16();
+    if (fa_isa_supported(FA_ISA_AVX512_BF16) == FA_OK) {
+        products[product_count++] = fa_cpu_products_avx512_bf16();
+        products[product_count++] = fa_cpu_products_amx(); /* in a model of the tile instructions */
+    }
     if (fa_isa_supported(FA_ISA_NEON_BF16) == FA_OK) products[product_count++] = fa_cpu_products_neon_bf16();
     return 0;
 }

@@ -371,8 +371,8 @@ static const fa_cpu_backward_kernels *kernels_of(fa_isa isa) {
 /* Of bfloat16 operands; NULL: the instruction set has none. */
 static const fa_cpu_products *bfloat16_products_of(fa_isa isa) {
     switch (isa) {
-    case FA_ISA_AVX512_BF16:
-    case FA_ISA_AMX: return fa_cpu_products_avx512_bf16(); /* backward has no tiles of its own */
+    case FA_ISA_AVX512_BF16: return fa_cpu_products_avx512_bf16();
+    case FA_ISA_AMX: return fa_cpu_products_amx();
     case FA_ISA_NEON_BF16: return fa_cpu_products_neon_bf16();
     default: return NULL;
     }
@@ -390,7 +390,7 @@ fa_status fa_cpu_backward_plan_make(const fa_gradients *g, fa_cpu_backward_plan 
     /* Bfloat16 operands need no conversion, and no other dtype may be rounded to them. */
     const fa_cpu_products *bfloat16 = bfloat16_products_of(isa);
     if (bfloat16 != NULL && p->q.type == FA_ELEMENT_BFLOAT16 && g->dout.type == FA_ELEMENT_BFLOAT16) {
-        plan->isa = isa == FA_ISA_AMX ? FA_ISA_AVX512_BF16 : isa;
+        plan->isa = isa;
         plan->products = bfloat16;
     }
     plan->tile_rows = TILE_ROWS;
@@ -493,6 +493,7 @@ fa_status fa_cpu_backward(const fa_gradients *g, const fa_cpu_backward_plan *pla
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < bias_units; i++) fa_backward_bias_unit(&c, i, m.lse, m.delta, m.rows, own);
         }
+        if (c.products->leave != NULL) c.products->leave();
     }
     free(memory);
     return FA_OK;

@@ -19,6 +19,13 @@
 
 _Static_assert(PANEL == AMX_PANEL && DEPTH == AMX_DEPTH, "packed panels are pairs of tiles");
 
+static void multiply(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int64_t b_depth,
+                     int64_t rows, int64_t columns, int64_t depth, const float *row_scale) {
+    for (int64_t r = 0; r < rows && row_scale != NULL; r++)
+        for (int64_t n = 0; n < columns; n++) c[r * c_stride + n] *= row_scale[r];
+    multiply_blocks(c, c_stride, a, a_stride, b, b_depth, rows, columns, depth, row_scale != NULL);
+}
+
 const fa_cpu_kernels *fa_cpu_kernels_amx(void) {
     static const fa_cpu_kernels table = {.isa = FA_ISA_AMX,
                                          .panel = PANEL,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrix multiply of bfloat16 operands in AMX tiles, over kernels_amx_tiles.h: four loads for four multiplications. It
+ * Matrix products of bfloat16 operands in AMX tiles, over kernels_amx_tiles.h: four loads for four multiplications. It
  * uses no other vector instructions, so that the tests can run it in their model on any machine.
  */
 #ifndef FA_CPU_KERNELS_AMX_MULTIPLY_H
@@ -61,22 +61,29 @@ static void multiply_one(float *c, int64_t c_stride, const uint16_t *a, int64_t 
     TILE_STORE(1, c + 16, c_stride * 4);
 }
 
-static void multiply(float *c, int64_t c_stride, const void *a_operand, int64_t a_stride, const void *b_operand,
-                     int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, const float *row_scale) {
-    const uint16_t *a = a_operand, *b = b_operand;
-    int add = row_scale != NULL;
-    for (int64_t r = 0; r < rows && add; r++)
-        for (int64_t n = 0; n < columns; n++) c[r * c_stride + n] *= row_scale[r];
+/*
+ * C = A B, or with `add` C += A B, in any height and any even depth. Columns come in whole panels, of which one is b_depth
+ * elements deep.
+ */
+static void multiply_blocks(float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride, const uint16_t *b,
+                            int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, int add) {
+    int64_t whole = depth / AMX_DEPTH * AMX_DEPTH;
     TILE_FENCE();
     for (int64_t r = 0; r < rows; r += 32) {
         int64_t left = rows - r < 32 ? rows - r : 32;
-        configure_rows((int)(left < 16 ? left : 16), (int)(left > 16 ? left - 16 : 0));
-        for (int64_t n = 0; n < columns; n += AMX_PANEL) {
-            float *to = c + r * c_stride + n;
-            if (left > 16)
-                multiply_two(to, c_stride, a + r * a_stride, a_stride, b + n * b_depth, depth, add);
-            else
-                multiply_one(to, c_stride, a + r * a_stride, a_stride, b + n * b_depth, depth, add);
+        for (int64_t begin = 0, part = 0; begin == 0 || begin < depth; begin += part) {
+            part = begin < whole ? whole : depth - whole; /* whole tiles, then a shallower one */
+            int64_t steps = part % AMX_DEPTH == 0 ? AMX_STEPS : part / 2;
+            configure((int)(left < 16 ? left : 16), (int)(left > 16 ? left - 16 : 0), (int)steps);
+            for (int64_t n = 0; n < columns; n += AMX_PANEL) {
+                float *to = c + r * c_stride + n;
+                const uint16_t *from = a + r * a_stride + begin, *panel = b + n * b_depth + begin * AMX_PANEL;
+                if (left > 16)
+                    multiply_two(to, c_stride, from, a_stride, panel, part, add || begin > 0);
+                else
+                    multiply_one(to, c_stride, from, a_stride, panel, part, add || begin > 0);
+            }
+            if (part == 0) break;
         }
     }
     TILE_FENCE();

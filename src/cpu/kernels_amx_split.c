@@ -248,7 +248,7 @@ ALWAYS_INLINE void multiply_parts(const int parts, float *c, int64_t c_stride, c
     for (int64_t r = 0; r < rows; r += AMX_ROWS) {
         int64_t height = minimum(rows - r, AMX_ROWS);
         const float *from = a + r * a_stride;
-        configure_rows((int)minimum(height, 16), (int)(height - minimum(height, 16)));
+        configure((int)minimum(height, 16), (int)(height - minimum(height, 16)), AMX_STEPS);
         for (int64_t n = 0; n < columns; n += PANEL) {
             const float *split = n == 0 ? from : NULL;
             const uint16_t *panel = b + n * b_depth * parts;

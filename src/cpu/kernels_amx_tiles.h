@@ -36,6 +36,7 @@
 #define AMX_ROWS 32
 #define AMX_PANEL 32
 #define AMX_DEPTH 32 /* elements of depth in a tile */
+#define AMX_STEPS (AMX_DEPTH / 2)
 
 /* The operand of LDTILECFG, palette 1: 16 rows of 64 bytes at most. */
 typedef struct tile_shapes {
@@ -44,30 +45,31 @@ typedef struct tile_shapes {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Rows of the two rows of tiles as this thread has them configured; 0: not at all. Each file has its own record, which is
- * right because no thread comes from another file's kernels without leave(). */
-static _Thread_local int tiles_of_rows;
+/* The shapes that this thread has configured; 0: none. Each file has its own record, which is right because no thread comes
+ * from another file's kernels without leave(). */
+static _Thread_local int configured;
 
 /* The compiler does not know what tile instructions read and write. */
 #define TILE_FENCE() __asm__ volatile("" : : : "memory")
 
-static void configure_rows(int upper, int lower) {
-    int wanted = upper * 32 + lower;
-    if (tiles_of_rows == wanted) return;
+/* Rows of the two rows of tiles, and steps of depth, of two elements each. */
+static void configure(int upper, int lower, int steps) {
+    int wanted = (upper * 32 + lower) * 32 + steps;
+    if (configured == wanted) return;
     _Alignas(64) tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < 8; t++) {
-        int rows = t >= 6 ? 16 : t == 2 || t == 3 || t == 5 ? lower : upper;
+        int rows = t >= 6 ? steps : t == 2 || t == 3 || t == 5 ? lower : upper;
         shapes.rows[t] = (uint8_t)rows;
-        shapes.column_bytes[t] = (uint16_t)(rows > 0 ? 64 : 0);
+        shapes.column_bytes[t] = (uint16_t)(rows == 0 ? 0 : t == 4 || t == 5 ? 4 * steps : 64);
     }
     TILE_FENCE();
     TILE_CONFIGURE(&shapes);
-    tiles_of_rows = wanted;
+    configured = wanted;
 }
 
 static void leave(void) {
-    if (tiles_of_rows != 0) TILE_RELEASE();
-    tiles_of_rows = 0;
+    if (configured != 0) TILE_RELEASE();
+    configured = 0;
 }
 
 #endif

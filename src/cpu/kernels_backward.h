@@ -33,14 +33,16 @@ typedef struct fa_cpu_products {
     void (*pack_weights)(float *by_rows, float *by_columns, const float *x, int64_t rows);
 
     /* accumulate: C += A B, else C = factor * A B. `columns` is a multiple of panel. For each element the products are
-     * added in the order of k into one float32 accumulator, which is then added to C: a row's bits do not depend on its
-     * neighbours. */
+     * added in the order of k into one float32 accumulator, which is then added to C, or in AMX begins with it: a row's
+     * bits do not depend on its neighbours. */
     void (*multiply)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t rows,
                      int64_t columns, int64_t depth, float factor, bool accumulate);
     /* C += A^T B by the same rules; A is [depth][rows], its rows a_stride apart. B is part of a matrix that was
      * packed with a depth of b_depth words: its panels are b_depth * panel words apart. */
     void (*multiply_transposed)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
                                 int64_t b_depth, int64_t rows, int64_t columns, int64_t depth);
+    /* After the last product of a thread, to give back what it keeps between calls; NULL: nothing. */
+    void (*leave)(void);
 } fa_cpu_products;
 
 typedef struct fa_cpu_backward_kernels {
@@ -67,6 +69,7 @@ const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx2(void);
 const fa_cpu_backward_kernels *fa_cpu_backward_kernels_avx512(void);
 /* Products of bfloat16 operands, from bfloat16 tensors. */
 const fa_cpu_products *fa_cpu_products_avx512_bf16(void);
+const fa_cpu_products *fa_cpu_products_amx(void);
 const fa_cpu_products *fa_cpu_products_neon_bf16(void);
 
 #endif

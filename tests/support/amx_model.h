@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The AMX tile instructions in C, after Intel's manual: what kernels_amx_multiply.h is tested with where there is no AMX.
+ * The AMX tile instructions in C, after Intel's manual: what kernels_amx_multiply.h and all above it are tested with where there is no AMX.
  * Using a tile that is not configured, or in another shape than it is configured for, ends the program, as the machine
  * would.
  */

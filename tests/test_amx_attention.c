@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention by the AMX kernels in a model of the tile instructions. This program has a dispatch of its own, which knows
+ * Attention and its gradients by the AMX kernels in a model of the tile instructions. This program has a dispatch of its own, which knows
  * nothing but their tables, and so needs AVX-512 BF16, which is the rest of them; elsewhere it is skipped.
  */
 #include "cpu/kernels.h"
 #include "status.h"
 #include "support/judge.h"
+#include "support/judge_backward.h"
 #include "support/sweep.h"
 #include "support/testing.h"
 
@@ -117,9 +118,42 @@ static void infinity_and_nan(void **state) {
             }
 }
 
+/* Depths that are no whole tiles, heights around 16 and 32, queries and keys of more than one tile. */
+static void gradients_of_sizes_around_tiles(void **state) {
+    (void)state;
+    static const int64_t sizes[][4] = {/* queries, keys, head_dim, head_dim_v */
+                                       {9, 31, 31, 33},   {16, 32, 32, 32},  {17, 33, 33, 1},
+                                       {31, 129, 64, 64}, {100, 70, 40, 24}, {130, 200, 96, 128}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        attention_case c = case_default("amx gradients");
+        c.index = i;
+        c.type = FA_ELEMENT_BFLOAT16;
+        c.seqlen_q = sizes[i][0];
+        c.seqlen_k = sizes[i][1];
+        c.head_dim = sizes[i][2];
+        c.head_dim_v = sizes[i][3];
+        c.causal = (fa_causal)(i % 3);
+        c.num_threads = (int32_t)(1 + i % 2);
+        judge_backward(&c);
+    }
+}
+
+static void random_gradients(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 30; i++) {
+        attention_case c = random_backward_case("amx gradients at random", i);
+        c.type = FA_ELEMENT_BFLOAT16;
+        judge_backward(&c);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes_around_tiles), cmocka_unit_test(random_cases),
-                                       cmocka_unit_test(every_kind_of_input), cmocka_unit_test(infinity_and_nan)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes_around_tiles),
+                                       cmocka_unit_test(random_cases),
+                                       cmocka_unit_test(every_kind_of_input),
+                                       cmocka_unit_test(infinity_and_nan),
+                                       cmocka_unit_test(gradients_of_sizes_around_tiles),
+                                       cmocka_unit_test(random_gradients)};
     if (!machine_can()) {
         (void)printf("skipped: this machine lacks AVX-512 BF16\n");
         return 77;
