@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The micro-kernels in AMX: products in tiles of bfloat16, everything else in AVX-512. Products are exact, sums float32;
- * subnormal operands and sums count as 0 (docs/numerics.md). A thread may use tiles only after the process was permitted to
- * (dispatch.c).
+ * The micro-kernels in AMX: products in tiles of bfloat16, everything else in AVX-512. Products are exact, sums
+ * float32; subnormal operands and sums count as 0 (docs/numerics.md). A thread may use tiles only after the process was
+ * permitted to (dispatch.c).
  */
 #include "kernels.h"
 

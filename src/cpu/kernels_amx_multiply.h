@@ -62,8 +62,8 @@ static void multiply_one(float *c, int64_t c_stride, const uint16_t *a, int64_t 
 }
 
 /*
- * C = A B, or with `add` C += A B, in any height and any even depth. Columns come in whole panels, of which one is b_depth
- * elements deep.
+ * C = A B, or with `add` C += A B, in any height and any even depth. Columns come in whole panels, of which one is
+ * b_depth elements deep.
  */
 static void multiply_blocks(float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride, const uint16_t *b,
                             int64_t b_depth, int64_t rows, int64_t columns, int64_t depth, int add) {

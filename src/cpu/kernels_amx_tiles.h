@@ -9,11 +9,11 @@
  *     TILE_DOT(c, a, b)                c[m][n] += a[m][2k] b[k][2n] + a[m][2k + 1] b[k][2n + 1], summed over k
  *     TILE_RELEASE()                   no tile is in use any more
  *
- * with tile numbers that are constants. Here are the instructions; FA_AMX_MODEL names a header with a model of them in C,
- * with which the tests run where there is no AMX.
+ * with tile numbers that are constants. Here are the instructions; FA_AMX_MODEL names a header with a model of them in
+ * C, with which the tests run where there is no AMX.
  *
- * A block is up to 32 rows by a panel of 32 columns: sums in tiles 0 to 3, two tiles of A and two of B. The packed layout
- * of kernels.h is B as the tiles want it: row k of a tile holds pairs of one step.
+ * A block is up to 32 rows by a panel of 32 columns: sums in tiles 0 to 3, two tiles of A and two of B. The packed
+ * layout of kernels.h is B as the tiles want it: row k of a tile holds pairs of one step.
  */
 #ifndef FA_CPU_KERNELS_AMX_TILES_H
 #define FA_CPU_KERNELS_AMX_TILES_H
@@ -45,8 +45,10 @@ typedef struct tile_shapes {
     uint8_t rows[16];
 } tile_shapes;
 
-/* The shapes that this thread has configured; 0: none. Each file has its own record, which is right because no thread comes
- * from another file's kernels without leave(). */
+/*
+ * The shapes that this thread has configured; 0: none. Each file has its own record, which is right because no thread
+ * comes from another file's kernels without leave().
+ */
 static _Thread_local int configured;
 
 /* The compiler does not know what tile instructions read and write. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward's products of bfloat16 operands in AMX tiles. Operands are those of kernels_backward_avx512_bf16.c, whose panels are
- * what tiles want of a right operand. Numbers are rounded as there; but sums begin with what C holds, where it is added to.
+ * Backward's products of bfloat16 operands in AMX tiles. Operands are those of kernels_backward_avx512_bf16.c, whose
+ * panels are what tiles want of a right operand. Numbers are rounded as there; but sums begin with what C holds, where
+ * it is added to.
  *
- * A thread may use tiles only after the process was permitted to (dispatch.c). No machine with AMX was at hand: this has run in
- * the tests' model of the instructions only.
+ * A thread may use tiles only after the process was permitted to (dispatch.c). No machine with AMX was at hand: this
+ * has run in the tests' model of the instructions only.
  */
 #include "kernels_backward.h"
 
