@@ -116,6 +116,8 @@ DEVICE void prepare_rows(const fa_backward_params *params, const query_tile *t, 
         f32x2 x[SLOW_ROWS], y[SLOW_ROWS];
         UNROLL
         for (int r = 0; r < SLOW_ROWS; r++) {
+            x[r].x = x[r].y = 0.0f;
+            y[r] = x[r];
             if (rows[r].lse == -INFINITY) continue;
             x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
             y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
