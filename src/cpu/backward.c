@@ -4,9 +4,9 @@
  *
  * 1. For each query: delta = dot(dout, out), and the share of the sink.
  * 2. A unit of work is one key/value head of one sequence, and one part of its keys if those are split. It takes its
- *    keys in blocks of KEY_BLOCK, whose dK and dV stay in the core's caches, while tiles of queries stream by; each adds to
- *    dK and dV, and to its own rows of dQ in memory. The heads of a GQA group are rows of the same tile, so that their
- *    sum needs no step of its own.
+ *    keys in blocks of KEY_BLOCK, whose dK and dV stay in the core's caches, while tiles of queries stream by; each
+ *    adds to dK and dV, and to its own rows of dQ in memory. The heads of a GQA group are rows of the same tile, so that
+ *    their sum needs no step of its own.
  * 3. For each query: dq is the sum of the parts, in order.
  *
  * Units are independent, what a unit computes does not depend on which thread runs it, and sums over units run in a
@@ -27,8 +27,7 @@
 /*
  * A block of keys packs every tile of queries that sees it, and adds to its dQ in memory: the more keys, the less of
  * that. At head_dim 128 in float32 the keys of a block with their gradients take 1.25 MiB, somewhat more than Zen 4 has
- * of L2, and yet 192 to 384 keys are slower, by 1 to 5 %, by 10 % at head_dim 256. 64 to 128 rows differ by no more
- * than 5 %.
+ * of L2, and yet 192 keys are slower, by 1 to 5 %, by 10 % at head_dim 256. 64 to 128 rows differ by no more than 5 %.
  */
 #define TILE_ROWS 96
 #define KEY_BLOCK 512

@@ -71,7 +71,8 @@ static void multiply_blocks(float *c, int64_t c_stride, const uint16_t *a, int64
     TILE_FENCE();
     for (int64_t r = 0; r < rows; r += 32) {
         int64_t left = rows - r < 32 ? rows - r : 32;
-        for (int64_t begin = 0, part = 0; begin == 0 || begin < depth; begin += part) {
+        int64_t begin = 0, part;
+        do {
             part = begin < whole ? whole : depth - whole; /* whole tiles, then a shallower one */
             int64_t steps = part % AMX_DEPTH == 0 ? AMX_STEPS : part / 2;
             configure((int)(left < 16 ? left : 16), (int)(left > 16 ? left - 16 : 0), (int)steps);
@@ -83,8 +84,8 @@ static void multiply_blocks(float *c, int64_t c_stride, const uint16_t *a, int64
                 else
                     multiply_one(to, c_stride, from, a_stride, panel, part, add || begin > 0);
             }
-            if (part == 0) break;
-        }
+            begin += part;
+        } while (begin < depth);
     }
     TILE_FENCE();
 }

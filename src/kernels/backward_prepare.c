@@ -194,7 +194,7 @@ DEVICE void clear_sums(const fa_backward_params *params) {
     if (thread_index() == 0) global_store_u64(params->turns + 2 * (int64_t)tile, 0);
     if (!params->dq.data) return;
     for (int i = 4 * (int)thread_index(); i < floats; i += 4 * THREADS)
-        global_store_u32x4((params->dq_sum + (int64_t)tile * floats + i), zero);
+        global_store_u32x4(params->dq_sum + (int64_t)tile * floats + i, zero);
 }
 
 KERNEL(KERNEL_NAME, THREADS, 3, fa_backward_params, params) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The AMX tile instructions in C, after Intel's manual: what kernels_amx_multiply.h and all above it are tested with where there is no AMX.
- * Using a tile that is not configured, or in another shape than it is configured for, ends the program, as the machine
- * would.
+ * The AMX tile instructions in C, after Intel's manual: what kernels_amx_multiply.h and all above it are tested with
+ * where there is no AMX. Using a tile that is not configured, or in another shape than it is configured for, ends the
+ * program, as the machine would.
  */
 #ifndef FLASHATTN_TEST_AMX_MODEL_H
 #define FLASHATTN_TEST_AMX_MODEL_H
