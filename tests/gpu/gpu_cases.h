@@ -43,7 +43,8 @@ extern _Thread_local bool gpu_calls_on_cuda;
 
 /*
  * Runs the case and fails the test unless it keeps the rule of judge.h, measured by the standard kernel in the
- * inputs' dtype: a GPU kernel rounds the weights to it before it multiplies them with V.
+ * inputs' dtype: a GPU kernel rounds the weights to it before it multiplies them with V. The standard kernel itself is
+ * measured by its own roundings.
  */
 void gpu_judge_case(const attention_case *c, fa_kernel kernel);
 /* The same for a call whose tensors the test has edited; nothing is poisoned here. */

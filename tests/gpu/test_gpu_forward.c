@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPU kernels in the emulator, on parts and with seeds drawn at random. */
+#include "support/judge.h"
 #include "support/sweep.h"
 #include "support/testing.h"
 
@@ -32,6 +33,33 @@ static void judge_index(uint64_t index) {
     attention_case c = gpu_random_case("gpu sweep", index, kernel);
     gpu_choose_machine("gpu sweep", index, kernel);
     gpu_judge_case(&c, kernel);
+}
+
+/*
+ * Two keys per row and large scores: where a score is rounded the other way here and there, the error of a row is several
+ * times as large.
+ */
+static void the_standard_kernel_is_judged_by_its_own_roundings(void **test) {
+    (void)test;
+    for (int t = 0; t < 2; t++) {
+        attention_case c = gpu_plain_case("own roundings", types[t], 53);
+        c.seqlen_k = 2;
+        c.inputs = INPUT_NORMAL_3;
+        gpu_choose_machine("own roundings", (uint64_t)t, FA_KERNEL_STANDARD);
+        gpu_judge_case(&c, FA_KERNEL_STANDARD);
+
+        attention_call *a = call_new(&c);
+        yardstick *y = yardstick_new(a);
+        yardstick_to_own_roundings(a, y);
+        outputs o = run_call(a, (contender){FA_KERNEL_CPU, FA_ISA_AUTO});
+        assert_null(fault_in_outputs(y, &o));
+        double ulps = t == 0 ? 16 * 0x1p-10 : 16 * 0x1p-7;
+        for (int64_t i = 0; i < tensor_count(o.out); i++) tensor_put(o.out, i, tensor_get(o.out, i) * (1 + ulps));
+        assert_non_null(fault_in_outputs(y, &o));
+        outputs_free(&o);
+        yardstick_free(y);
+        call_free(a);
+    }
 }
 
 static void random_cases_keep_the_error_budget(void **test) {
@@ -229,6 +257,7 @@ static void zero_sizes_succeed(void **test) {
 
 RUN_TESTS(cmocka_unit_test(plans_tell_what_would_run), cmocka_unit_test(what_cannot_be_done_is_refused),
           cmocka_unit_test(zero_sizes_succeed), cmocka_unit_test(every_width_and_dtype),
+          cmocka_unit_test(the_standard_kernel_is_judged_by_its_own_roundings),
           cmocka_unit_test(persistent_blocks_take_many_tiles), cmocka_unit_test(wide_heads_fit_small_shared_memory),
           cmocka_unit_test(answers_do_not_depend_on_order), GPU_NAMED_FORWARD_CASES,
           cmocka_unit_test(random_cases_keep_the_error_budget))

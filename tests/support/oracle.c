@@ -2,6 +2,7 @@
 /* Attention once more: see oracle.h. */
 #include "oracle.h"
 
+#include "answer.h"
 #include "testing.h"
 
 #include <math.h>
@@ -86,12 +87,17 @@ double score_of(const head_view *w, int64_t row, int64_t key, double *unit) {
     return x;
 }
 
+/* What holding x loses. */
+static double lost_in(double x, fa_element held) { return held == FA_ELEMENT_FLOAT32 ? 0 : rounding_of(x, held); }
+
 /* Scores and their units for all keys of a row; the hidden ones are -inf. */
 static void score_row(head_view *w, int64_t row) {
     for (int64_t j = 0; j < w->s.keys; j++) {
         w->score[j] = -(double)INFINITY;
         w->unit[j] = 0;
-        if (call_visible(w->a, &w->s, w->n, w->head, row, j)) w->score[j] = score_of(w, row, j, &w->unit[j]);
+        if (!call_visible(w->a, &w->s, w->n, w->head, row, j)) continue;
+        w->score[j] = score_of(w, row, j, &w->unit[j]);
+        w->unit[j] = hypot(w->unit[j], lost_in(w->score[j], w->held));
     }
 }
 
@@ -178,6 +184,7 @@ static void finish_row(head_view *w, int64_t row, oracle *o) {
             if (w->score[j] == -(double)INFINITY) continue;
             double term = w->score[j] * w->v[j * width + i];
             forward += term;
+            squares += square(inverse * lost_in(w->score[j], w->held) * w->v[j * width + i]);
             squares += square(inverse * lost(forward)) + square(inverse * lost(term));
             if (w->unit[j] > 0) squares += square(inverse * w->unit[j] * (w->v[j * width + i] - sum));
         }
@@ -189,7 +196,7 @@ static void finish_row(head_view *w, int64_t row, oracle *o) {
     o->out_unit[out_row] = isfinite(largest_unit) ? largest_unit : 0;
 }
 
-oracle *oracle_new(const attention_call *a) {
+oracle *oracle_new(const attention_call *a, fa_element held) {
     const attention_case *c = &a->c;
     oracle *o = calloc(1, sizeof *o);
     assert_non_null(o);
@@ -207,6 +214,7 @@ oracle *oracle_new(const attention_call *a) {
     for (int64_t n = 0; n < c->batch; n++)
         for (int64_t h = 0; h < c->heads; h++) {
             head_view w = head_view_new(a, n, h);
+            w.held = held;
             for (int64_t i = 0; i < w.s.q_rows; i++) {
                 score_row(&w, i);
                 finish_row(&w, i, o);

@@ -15,13 +15,15 @@ typedef struct oracle {
      * The rounding unit of each lse and of each row of out: the first-order error if each operation of the
      * formula, done in float32, is off by 2^-24 of its result where that is inexact. Independent roundings add
      * up in the square. In lse those of different keys are taken at their worst, since what they have in
-     * common (a rounded query) adds up there; in out it cancels.
+     * common (a rounded query) adds up there; in out it cancels. Besides, where scores and weights are held in a
+     * 16-bit dtype: half an ulp of it for each of them.
      */
     double *out_unit, *lse_unit;
     bool *sees_key; /* for each row of out */
 } oracle;
 
-oracle *oracle_new(const attention_call *a);
+/* held: the dtype in which the contender holds scores and weights. */
+oracle *oracle_new(const attention_call *a, fa_element held);
 void oracle_free(oracle *o);
 
 /* ---- For oracles ---- */
@@ -38,6 +40,7 @@ typedef struct head_view {
     call_sequence s;
     int64_t n, head;
     double scale, sink;
+    fa_element held;
     double *q;            /* [q_rows][head_dim] */
     double *k, *v;        /* [keys][head_dim], [keys][head_dim_v] */
     double *score, *unit; /* [keys], of one row */
