@@ -31,8 +31,9 @@
 #define CONSUMERS 2
 #define THREADS 384
 #if WARPS != 12 || BLOCK_N != (SPLIT_COLUMNS ? 64 : 128) || !(BLOCK_M == 64 || (BLOCK_M == 128 && HEAD_DIM == 64)) || \
-    (STAGES & (STAGES - 1)) != 0
-#    error "two consumer warpgroups with 64 keys each, or 64 keys together; see issue_dq() for BLOCK_M"
+    STAGES != 2
+#    error \
+        "two consumer warpgroups with 64 keys each, or 64 keys together, and named barriers for two stages; see issue_dq() for BLOCK_M"
 #endif
 
 #define PRODUCER_REGISTERS 24
@@ -91,8 +92,7 @@
 #define SCORES_AHEAD (QUERIES < 128)
 #define DQ_COLUMNS V3B_DQ_COLUMNS(HEAD_DIM)
 #define DQ_PLACES V3B_DQ_PLACES(HEAD_DIM, GENERAL)
-#define DQ_IN_STAGES (DQ_PLACES == 0)
-#define DQ_DIRECTLY(b) (DQ_IN_STAGES && !(b)->deterministic)
+#define DQ_FROM_REGISTERS (DQ_PLACES == 0)
 #define DQ_TILE (BLOCK_M * DQ_COLUMNS)
 
 #if TILE_PAGE == 64
@@ -101,10 +101,13 @@
 #    define PAGE_SWIZZLE SWIZZLE_64B
 #endif
 
-/* Named barriers: of both consumer warpgroups, at the end and when dS (and P) of a tile lie there; between each and the
- * warp that adds its dQ. */
+/* Named barriers: of both consumer warpgroups, at the end and when dS (and P) of a tile lie there; for each stage of Q and
+ * of dO, that everybody has left it; between each warpgroup and the warp that adds its dQ. */
 #define BARRIER_CONSUMERS 1
+#define BARRIER_Q_LEFT(stage) (2 + (stage))
 #define BARRIER_STORED 4
+#define BARRIER_DOUT_LEFT(stage) (5 + (stage))
+#define STAGE_THREADS 288 /* the consumers and the producer */
 #define BARRIER_DQ_FULL(consumer, count) ((uint32_t)(8 + (consumer)) + 2 * ((count)&1u))
 #define BARRIER_DQ_EMPTY(consumer, count) ((uint32_t)(12 + (consumer)) + 2 * dq_place(count))
 #define DQ_THREADS 160 /* a consumer warpgroup and the warp that adds */
@@ -431,9 +434,8 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         hand_over_dq(dq, shared, b, &done, consumer, count);
         wgmma_wait_group(0);
         register_fence_f32(s, QUERIES / 2);
-        if (DQ_IN_STAGES && b->dq.data && !DQ_DIRECTLY(b)) continue; /* the warp that adds dQ releases them */
-        release(shared->dout_empty + 8 * stage, thread);
-        release(shared->q_empty + 8 * stage, thread);
+        named_barrier_arrive(BARRIER_DOUT_LEFT(stage), STAGE_THREADS);
+        named_barrier_arrive(BARRIER_Q_LEFT(stage), STAGE_THREADS);
 #else
         if (BLOCK_M == 128)
             issue_dq(dq, ds_tile + (uint32_t)consumer * 64 * 128, shared->k);
@@ -441,7 +443,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
             issue_dq(dq, ds_tile, shared->k + half_k);
         wgmma_wait_group(1);
         register_fence_f32(dv, COLUMNS_V / 2);
-        release(shared->dout_empty + 8 * stage, thread);
+        named_barrier_arrive(BARRIER_DOUT_LEFT(stage), STAGE_THREADS);
         issue_dk(dk, ds16, 0, q_tile, count > 0);
         wgmma_wait_group(1);
         hand_over_dq(dq, shared, b, &work, consumer, count);
@@ -453,7 +455,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_backward_params *pa
         wgmma_wait_group(0);
 #    endif
         register_fence_f32(dk, COLUMNS_K / 2);
-        release(shared->q_empty + 8 * stage, thread);
+        named_barrier_arrive(BARRIER_Q_LEFT(stage), STAGE_THREADS);
 #    if SCORES_AHEAD
         wgmma_wait_group(0);
         register_fence_f32(s, QUERIES / 2);

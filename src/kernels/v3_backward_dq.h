@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dQ in the v3 backward kernel: from the consumer warpgroups through shared memory to dq_sum in global memory, where
- * those of all key tiles are added up, by bulk reductions. Included by v3_backward.c behind its macros.
+ * dQ in the v3 backward kernel: from the consumer warpgroups to dq_sum in global memory, where those of all key tiles are
+ * added up: through shared memory by bulk reductions, which a warp of its own issues, or, where there is no room for
+ * that, straight from the registers. Included by v3_backward.c behind its macros.
  */
 #ifndef FA_KERNELS_V3_BACKWARD_DQ_H
 #define FA_KERNELS_V3_BACKWARD_DQ_H
@@ -11,21 +12,9 @@
 /* Which of its places dQ of a query tile takes; count: of query tiles before it. */
 DEVICE uint32_t dq_place(uint32_t count) { return DQ_PLACES == 2 ? count & 1u : 0; }
 
-/* The warps whose rows lie one after another in shared memory. */
-#define DQ_WARPS (DQ_IN_STAGES ? 2 : 4)
-
 /* Where the warp's 16 rows of dQ lie in shared memory on their way to dq_sum. count: of query tiles before this one. */
 DEVICE uint32_t dq_part(const shared_layout *s, int consumer, int warp, uint32_t count) {
-    const uint32_t stage = ring_stage(count, STAGES), bytes = COLUMNS_DQ * 64;
-#if DQ_IN_STAGES /* this warpgroup's halves of Q and dO */
-    const uint32_t half = warp < 2
-                              ? s->q + stage * BYTES_Q + (uint32_t)consumer * (PAGES_K / 2) * PAGE_BYTES(BLOCK_M)
-                              : s->dout + stage * BYTES_DO + (uint32_t)consumer * (PAGES_V / 2) * PAGE_BYTES(BLOCK_M);
-    return half + (uint32_t)(warp % 2) * bytes;
-#else
-    (void)stage;
-    return s->dq + (dq_place(count) * 8 + (uint32_t)(4 * consumer + warp)) * bytes;
-#endif
+    return s->dq + (dq_place(count) * 8 + (uint32_t)(4 * consumer + warp)) * (COLUMNS_DQ * 64);
 }
 
 DEVICE void store_dq(const float *dq, uint32_t part) {
@@ -57,21 +46,22 @@ DEVICE void wait_for_dq_turn(const uint32_t *turns, uint32_t turn) {
     while (global_load_acquire_u32(turns) != turn) {}
 }
 
-/* Passes the turn on when what this thread adds is there. */
+/* Passes the turn on when what has been added is there. */
 DEVICE void pass_dq_turn(uint32_t *turns) {
-    bulk_wait_group(0);
+    if (!DQ_FROM_REGISTERS) bulk_wait_group(0);
     fence_gpu(); /* the additions, before the count */
     (void)global_atomic_add_u32(turns, 1);
 }
 
 /*
  * Adds what a consumer warpgroup has stored to dq_sum, tile by tile; a warp beside the producer, so that nobody else
- * waits for it. deterministic: in turns.
+ * waits for it. deterministic: in turns. Where the consumers add dQ from their registers, it takes turns for them: then
+ * DQ_EMPTY tells that theirs has come, and DQ_FULL that they have added.
  */
 DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const key_work *w, int consumer) {
     const int group = b->forward.group, row_blocks = b->forward.row_blocks,
               ordered = b->deterministic && lane_index() == 0;
-    if (w->seen.begin >= w->seen.end || !b->dq.data || DQ_DIRECTLY(b)) return;
+    if (w->seen.begin >= w->seen.end || !b->dq.data || (DQ_FROM_REGISTERS && !b->deterministic)) return;
     const device_row_range rows = rows_that_see(&w->tile.sequence.visibility, w->seen.begin, w->seen.end);
     const int tiles = (rows.end + BLOCK_M - 1) / BLOCK_M - rows.begin / BLOCK_M; /* of a head */
     int tile = first_query_tile(b, &w->tile.sequence, w->tile.head_kv * group) + rows.begin / BLOCK_M;
@@ -87,34 +77,30 @@ DEVICE void add_dq(const shared_layout *s, const fa_backward_params *b, const ke
                 if (i == 0 || ahead != turn) wait_for_dq_turn(turns, turn);
             }
             warp_sync();
+#if DQ_FROM_REGISTERS
+            named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
+            named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
+            if (ordered && i + 1 < tiles) ahead = global_load_relaxed_u32(turns + 2); /* pass_dq_turn() has a fence */
+#else
             named_barrier_sync(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
             if (lane_index() == 0) {
-                float *sum = b->dq_sum + (int64_t)tile * DQ_TILE + consumer * 64 * COLUMNS_DQ;
-                UNROLL
-                for (int warp = 0; warp < 4; warp += DQ_WARPS) /* in one piece, where shared memory holds it so */
-                    bulk_reduce_add_f32(sum + 16 * warp * COLUMNS_DQ, dq_part(s, consumer, warp, count),
-                                        DQ_WARPS * COLUMNS_DQ * 64);
+                bulk_reduce_add_f32(b->dq_sum + (int64_t)tile * DQ_TILE + consumer * 64 * COLUMNS_DQ,
+                                    dq_part(s, consumer, 0, count), 4 * COLUMNS_DQ * 64);
                 bulk_commit_group();
-                if (ordered && i + 1 < tiles)
-                    ahead = global_load_relaxed_u32(turns + 2); /* pass_dq_turn() has a fence */
+                if (ordered && i + 1 < tiles) ahead = global_load_relaxed_u32(turns + 2); /* likewise */
                 bulk_wait_group_read(0);
-#if DQ_IN_STAGES
-                mbarrier_arrive(s->q_empty + 8 * ring_stage(count, STAGES));
-                mbarrier_arrive(s->dout_empty + 8 * ring_stage(count, STAGES));
-#endif
             }
             warp_sync();
-#if !DQ_IN_STAGES
             named_barrier_arrive(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
 #endif
             if (ordered) pass_dq_turn(turns);
         }
     }
-    if (lane_index() == 0) bulk_wait_group(0);
+    if (!DQ_FROM_REGISTERS && lane_index() == 0) bulk_wait_group(0);
 }
 
-/* dQ of a query tile straight from the registers, so that its stages are free sooner; in no order. sum: its tile. */
-DEVICE void add_dq_directly(const float *dq, float *sum, int consumer) {
+/* dQ of a query tile straight from the registers. sum: its tile. */
+DEVICE void add_dq_from_registers(const float *dq, float *sum, int consumer) {
     float *to =
         sum + consumer * 64 * COLUMNS_DQ + (int)thread_index() / 32 % 4 * 16 * COLUMNS_DQ + 4 * (int)lane_index();
     UNROLL
@@ -124,23 +110,22 @@ DEVICE void add_dq_directly(const float *dq, float *sum, int consumer) {
     }
 }
 
-/*
- * dQ of query tile `count`, which `work` tells of, to the warp that adds it. In stages: the warpgroup has read its halves
- * of Q and dO for the last time, and nobody else reads them.
- */
+/* dQ of query tile `count`, which `work` tells of, to dq_sum, or to the warp that adds it. */
 DEVICE void hand_over_dq(float *dq, const shared_layout *shared, const fa_backward_params *b, const u32x4 *work,
                          int consumer, uint32_t count) {
     register_fence_f32(dq, COLUMNS_DQ / 2);
     if (!b->dq.data) return;
-    if (DQ_DIRECTLY(b)) {
-        add_dq_directly(dq, b->dq_sum + (int64_t)work->w * DQ_TILE, consumer);
-        return;
-    }
-#if !DQ_IN_STAGES
+#if DQ_FROM_REGISTERS
+    (void)shared;
+    if (b->deterministic) named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
+    add_dq_from_registers(dq, b->dq_sum + (int64_t)work->w * DQ_TILE, consumer);
+    if (b->deterministic) named_barrier_arrive(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
+#else
+    (void)work;
     named_barrier_sync(BARRIER_DQ_EMPTY(consumer, count), DQ_THREADS);
-#endif
     store_dq(dq, dq_part(shared, consumer, (int)thread_index() / 32 % 4, count));
     named_barrier_arrive(BARRIER_DQ_FULL(consumer, count), DQ_THREADS);
+#endif
 }
 
 #endif

@@ -15,12 +15,12 @@
 /* ---- Shared memory ---- */
 
 typedef struct shared_layout {
-    uint32_t k, v, q, dout, s; /* tiles; q and dout are rings, s holds dS twice, and P twice behind it */
-    uint32_t dq;               /* float32, 16 rows of a query tile per warp */
-    uint32_t lse, delta, work; /* per stage: BLOCK_M floats each, and 16 bytes */
-    uint32_t order;            /* 16 bytes: see dq_turn() */
-    uint32_t kv_full, q_full, q_empty, dout_full, dout_empty; /* mbarriers; one per stage but for the first */
-    uint32_t raw;                                             /* a tile that the producer still has to clean */
+    uint32_t k, v, q, dout, s;           /* tiles; q and dout are rings, s holds dS twice, and P twice behind it */
+    uint32_t dq;                         /* float32, 16 rows of a query tile per warp */
+    uint32_t lse, delta, work;           /* per stage: BLOCK_M floats each, and 16 bytes */
+    uint32_t order;                      /* 16 bytes: see dq_turn() */
+    uint32_t kv_full, q_full, dout_full; /* mbarriers; one per stage but for the first */
+    uint32_t raw;                        /* a tile that the producer still has to clean */
 } shared_layout;
 
 DEVICE shared_layout layout_shared(void) {
@@ -37,18 +37,18 @@ DEVICE shared_layout layout_shared(void) {
     s.order = s.work + STAGES * 16;
     s.kv_full = s.order + 16;
     s.q_full = s.kv_full + 8;
-    s.q_empty = s.q_full + STAGES * 8;
-    s.dout_full = s.q_empty + STAGES * 8;
-    s.dout_empty = s.dout_full + STAGES * 8;
-    s.raw = s.dout_empty + STAGES * 8;
+    s.dout_full = s.q_full + STAGES * 8;
+    s.raw = s.dout_full + STAGES * 8;
     return s;
 }
 
 DEVICE void init_barriers(const shared_layout *s) {
     mbarrier_init(s->kv_full, 32);
     mbarrier_init(s->raw, 1);
-    init_ring(s->q_full, s->q_empty, STAGES, CONSUMERS);
-    init_ring(s->dout_full, s->dout_empty, STAGES, CONSUMERS);
+    for (uint32_t i = 0; i < STAGES; i++) {
+        mbarrier_init(s->q_full + 8 * i, 1);
+        mbarrier_init(s->dout_full + 8 * i, 1);
+    }
     fence_mbarrier_init();
 }
 

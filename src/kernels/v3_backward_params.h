@@ -23,9 +23,7 @@
 
 /*
  * dQ of a query tile goes through shared memory on its way to dq_sum, and has a place of its own there, or two, where
- * there is room, and registers to tell them apart. At head_dim 256 there is none: it goes straight from the registers,
- * or, where key tiles have to take turns, through the stages of the Q and dO tile that it belongs to, which are just as
- * large.
+ * there is room, and registers to tell them apart. At head_dim 256 there is none: it goes straight from the registers.
  */
 #define V3B_DQ_PLACES(head_dim, general) ((head_dim) > 192 ? 0 : V3B_SPLIT_COLUMNS(head_dim) || (general) ? 1 : 2)
 #define V3B_DQ_BYTES(head_dim, block_m) ((block_m)*V3B_DQ_COLUMNS(head_dim) * 4)

@@ -73,6 +73,15 @@ DEVICE void load_queries(uint32_t tile, uint32_t numbers, uint32_t full, const f
     if (lane_index() == 0) mbarrier_arrive(full);
 }
 
+/*
+ * Until everybody has left the stage that query tile `count` takes. A named barrier of all that read it, since each
+ * thread reads log-sum-exps, D and work: an arrival for many, as where products alone read a stage (release()), would
+ * need them to come together first.
+ */
+DEVICE void wait_until_left(uint32_t barrier, uint32_t count) {
+    if (count >= STAGES) named_barrier_sync(barrier, STAGE_THREADS);
+}
+
 DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params, const key_work *w) {
     const fa_backward_params *b = &params->backward;
     const fa_forward_params *p = &b->forward;
@@ -85,7 +94,7 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
         for (int head = w->tile.head_kv * p->group; head < (w->tile.head_kv + 1) * p->group; head++) {
             NO_UNROLL
             for (int row = rows.begin / BLOCK_M * BLOCK_M; row < rows.end; row += BLOCK_M) {
-                const uint32_t stage = ring_stage(count, STAGES), empty = ring_parity(count, STAGES) ^ 1u;
+                const uint32_t stage = ring_stage(count, STAGES);
                 const int64_t tile = first_query_tile(b, &w->tile.sequence, head) + row / BLOCK_M;
                 const int idle = global_load_i32(b->idle_rows + tile), dirty = idle & FA_IDLE_ROWS_DIRTY;
                 const fa_key_range all = tile_keys(v, row, row + BLOCK_M).all;
@@ -93,23 +102,23 @@ DEVICE void produce(const shared_layout *s, const fa_v3_backward_params *params,
                 const u32x4 work = {(uint32_t)head, (uint32_t)row, masked ? WORK_MASKED : WORK_PLAIN, (uint32_t)tile};
                 const int first = (int)w->tile.sequence.q_begin + row;
                 const uint32_t lse = s->lse + stage * BLOCK_M * 4;
-                count++;
-                mbarrier_wait(s->q_empty + 8 * stage, empty);
+                wait_until_left(BARRIER_Q_LEFT(stage), count);
                 if (lane_index() == 0) shared_store_u32x4(s->work + 16 * stage, work);
                 load_queries(s->q + stage * BYTES_Q, lse, s->q_full + 8 * stage, &params->q, PAGES_K, HEAD_DIM,
                              b->lse_log2 + tile * BLOCK_M, first, head, entry, dirty, lse, s->raw, raws & 1u);
                 raws += dirty != 0;
-                mbarrier_wait(s->dout_empty + 8 * stage, empty);
+                wait_until_left(BARRIER_DOUT_LEFT(stage), count);
                 load_queries(s->dout + stage * BYTES_DO, s->delta + stage * BLOCK_M * 4, s->dout_full + 8 * stage,
                              &params->dout, PAGES_V, HEAD_DIM_V, b->delta + tile * BLOCK_M, first, head, entry, dirty,
                              lse, s->raw, raws & 1u);
                 raws += dirty != 0;
+                count++;
             }
         }
     }
     const uint32_t stage = ring_stage(count, STAGES);
     const u32x4 end = {0, 0, WORK_END, 0};
-    mbarrier_wait(s->q_empty + 8 * stage, ring_parity(count, STAGES) ^ 1u);
+    wait_until_left(BARRIER_Q_LEFT(stage), count);
     if (lane_index() != 0) return;
     shared_store_u32x4(s->work + 16 * stage, end);
     mbarrier_arrive(s->q_full + 8 * stage);

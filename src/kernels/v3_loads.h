@@ -19,7 +19,7 @@ typedef struct shared_layout {
     uint32_t q_full, q_empty;                  /* mbarriers */
     uint32_t k_full, k_empty, v_full, v_empty; /* one per stage, 8 bytes apart */
     uint32_t v_raw;                            /* a V tile that the producer still has to clean */
-    uint32_t work_full, work_empty, work;      /* two slots for the query tiles to come */
+    uint32_t work_full, work;                  /* two slots for the query tiles to come */
 } shared_layout;
 
 DEVICE shared_layout layout_shared(void) {
@@ -35,8 +35,7 @@ DEVICE shared_layout layout_shared(void) {
     s.v_full = s.k_empty + 8 * STAGES;
     s.v_empty = s.v_full + 8 * STAGES;
     s.work_full = s.v_empty + 8 * STAGES;
-    s.work_empty = s.work_full + 16;
-    s.work = s.work_empty + 16;
+    s.work = s.work_full + 16;
     s.v_raw = s.work + 2 * WORK_BYTES;
     return s;
 }
@@ -47,7 +46,7 @@ DEVICE void init_barriers(const shared_layout *s) {
     mbarrier_init(s->v_raw, 1);
     init_ring(s->k_full, s->k_empty, STAGES, CONSUMERS);
     init_ring(s->v_full, s->v_empty, STAGES, CONSUMERS);
-    init_ring(s->work_full, s->work_empty, 2, CONSUMERS);
+    for (uint32_t slot = 0; slot < 2; slot++) mbarrier_init(s->work_full + 8 * slot, 1);
     fence_mbarrier_init();
 }
 
@@ -139,9 +138,10 @@ DEVICE void load_pages(uint32_t tile, uint32_t barrier, const fa_tensor_map *map
         tma_load_4d(tile + (uint32_t)(page * PAGE_BYTES(rows)), map, barrier, page * V3_PAGE, row, head, entry);
 }
 
+/* In the slot that every consumer has read, which named barriers tell. */
 DEVICE void publish(const shared_layout *s, uint32_t count, const work_item *w, const device_sequence *sequence) {
     uint32_t slot = ring_stage(count, 2);
-    mbarrier_wait(s->work_empty + 8 * slot, ring_parity(count, 2) ^ 1u);
+    if (count >= 2) named_barrier_sync(BARRIER_WORK_READ(slot), WORK_THREADS);
     if (lane_index() != 0) return;
     work_store(s->work + WORK_BYTES * slot, w, sequence);
     mbarrier_arrive(s->work_full + 8 * slot);
