@@ -61,7 +61,8 @@ static fa_status choose_variants(const fa_problem *p, fa_gpu_backward_plan *plan
         plan->shared_bytes =
             V3B_SHARED_BYTES(v->head_dim, v->head_dim_v, v->general, v->block_m, v->block_n, v->stages);
     else
-        plan->shared_bytes = V2_BACKWARD_SHARED_BYTES(v->head_dim, v->block_m, v->block_n, v->stages);
+        plan->shared_bytes = V2_BACKWARD_SHARED_BYTES(v->head_dim, v->block_m, v->block_n,
+                                                      V2_BACKWARD_STAGES(v->stages, plan->machine->arch >= 90));
     plan->dq_columns = plan->kernel == FA_KERNEL_V3 ? V3B_DQ_COLUMNS(v->head_dim) : v->head_dim;
     plan->dq_part_columns = plan->kernel == FA_KERNEL_V3 ? V3B_DQ_PART_COLUMNS(v->head_dim) : v->head_dim;
     return fa_machine_runs(plan->machine, v);

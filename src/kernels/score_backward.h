@@ -13,18 +13,34 @@
 #include "backward_tiles.h"
 #include "score.h"
 
-/* Without a mask. lse, delta: shared memory addresses of the first query's lse_log2 and D (backward_params.h). count, of elements, is a constant. */
-DEVICE void scores_to_gradients(float *s, float *dp, int count, uint32_t lse, uint32_t delta, float scale_log2) {
+/*
+ * Without a mask, in two steps, of which the first needs no dP^T. lse, delta: shared memory addresses of the first query's
+ * lse_log2 and D (backward_params.h). The strips, of count elements each, have the same queries; both are constants.
+ */
+DEVICE void scores_to_weights(float *s, int strips, int count, uint32_t lse, float scale_log2) {
     const uint32_t pair = lane_index() % 4 * 8;
     UNROLL
     for (int n = 0; n < count / 4; n++) {
-        const f32x2 l = shared_load_f32x2(lse + pair + 32 * (uint32_t)n),
-                    d = shared_load_f32x2(delta + pair + 32 * (uint32_t)n);
+        const f32x2 l = shared_load_f32x2(lse + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int v = 0; v < 4; v++) {
-            float x = exp2_approx(fmaf(s[4 * n + v], scale_log2, v % 2 ? -l.y : -l.x));
-            s[4 * n + v] = x;
-            dp[4 * n + v] = x * (dp[4 * n + v] - (v % 2 ? d.y : d.x));
+        for (int i = 0; i < strips; i++) {
+            float *x = s + i * count + 4 * n;
+            UNROLL
+            for (int v = 0; v < 4; v++) x[v] = exp2_approx(fmaf(x[v], scale_log2, v % 2 ? -l.y : -l.x));
+        }
+    }
+}
+
+DEVICE void weights_to_gradients(const float *p, float *dp, int strips, int count, uint32_t delta) {
+    const uint32_t pair = lane_index() % 4 * 8;
+    UNROLL
+    for (int n = 0; n < count / 4; n++) {
+        const f32x2 d = shared_load_f32x2(delta + pair + 32 * (uint32_t)n);
+        UNROLL
+        for (int i = 0; i < strips; i++) {
+            const int at = i * count + 4 * n;
+            UNROLL
+            for (int v = 0; v < 4; v++) dp[at + v] = p[at + v] * (dp[at + v] - (v % 2 ? d.y : d.x));
         }
     }
 }

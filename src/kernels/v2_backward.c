@@ -14,7 +14,8 @@
  *   HEAD_DIM  64, 96, 128, 192, 256: columns of the tiles; smaller head dims are padded with zeros on the way in
  *   BF16      1: bfloat16, 0: float16
  *   GENERAL   1: softcap, ALiBi, bias, boolean mask, scales <= 0, rows that are not aligned; 0: none of these, and faster for it
- *   BLOCK_M   rows of a query tile, BLOCK_N keys of a key tile, WARPS warps, STAGES Q tiles in flight, 1 or 2
+ *   BLOCK_M   rows of a query tile, BLOCK_N keys of a key tile, WARPS warps, STAGES query tiles in flight, 1 or 2, in code
+ *             for sm_80 (v2_tiles.h)
  */
 #define THREADS (WARPS * 32)
 #define SPLIT (WARPS * 32 / BLOCK_N) /* warps that share 32 keys */
@@ -41,14 +42,24 @@
 #define TILE_BYTES_KV (BLOCK_N * HEAD_DIM * 2)
 #define TILE_BYTES_S (BLOCK_M * BLOCK_N * 2)
 
-/* Shared memory: Q ring, dO, K, V, dS^T, P^T, for each stage lse and D, and what is kept of the work. */
-#define AT_DOUT (STAGES * TILE_BYTES_Q)
-#define AT_K (AT_DOUT + TILE_BYTES_Q)
+/* Shared memory: K, V, dS^T, P^T, a ring of Q and dO, lse and D of each of its stages, and what is kept of the work. */
+#define RING_STAGES V2_BACKWARD_STAGES(STAGES, has_sm90())
+#define AT_K 0
 #define AT_V (AT_K + TILE_BYTES_KV)
 #define AT_DS (AT_V + TILE_BYTES_KV)
 #define AT_P (AT_DS + TILE_BYTES_S)
-#define AT_ROWS (AT_P + TILE_BYTES_S)
-#define AT_KEPT (AT_ROWS + STAGES * BLOCK_M * 8)
+#define AT_Q(stage) (AT_P + TILE_BYTES_S + (stage)*2 * TILE_BYTES_Q)
+#define AT_DOUT(stage) (AT_Q(stage) + TILE_BYTES_Q)
+#define AT_ROWS(stage) (AT_Q(RING_STAGES) + (stage)*BLOCK_M * 8)
+#define AT_KEPT AT_ROWS(RING_STAGES)
+
+/*
+ * Weights are computed before dP^T, so that exponentials run beside its products. At head_dim 64, where a warp has twice
+ * as many scores, there are no registers for that.
+ */
+#define WEIGHTS_FIRST (HEAD_DIM > 64)
+/* The next query tile is asked for behind S^T; where that holds wide heads up, with their many addresses, behind dS^T. */
+#define NEXT_BEHIND_SCORES (HEAD_DIM <= 128)
 
 /* What a block works on. */
 typedef struct key_work {
@@ -92,7 +103,7 @@ DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
 #define KEPT_KEY 60
 #define KEPT_TURN 64 /* the query tile where a turn was taken last, or -1 */
 
-DEVICE uint32_t kept(uint32_t what) { return shared_base() + AT_KEPT + what; }
+DEVICE uint32_t kept(uint32_t what) { return shared_base() + (uint32_t)AT_KEPT + what; }
 
 DEVICE void keep_work(const key_work *w, const fa_backward_params *params) {
     const device_sequence *s = &w->tile.sequence;
@@ -151,23 +162,46 @@ DEVICE int step_number(step s, const fa_backward_params *params) {
 DEVICE void load_queries(uint32_t stage, step s, const fa_backward_params *params) {
     const fa_forward_params *p = &params->forward;
     const char *q = (const char *)shared_load_u64(kept(KEPT_Q)) + s.head * p->q.head_stride;
-    load_tile(shared_base() + stage * TILE_BYTES_Q, BLOCK_M, q, &p->q, s.tile * BLOCK_M, 0,
+    load_tile(shared_base() + AT_Q(stage), BLOCK_M, q, &p->q, s.tile * BLOCK_M, 0,
               shared_load_i32(kept(KEPT_VISIBILITY)), p->head_dim, p, THREADS);
     /* lse and D, 4 rows per thread */
     int i = (int)thread_index();
     if (i < BLOCK_M / 2) {
         const float *from =
             (i < BLOCK_M / 4 ? params->lse_log2 : params->delta) + (int64_t)step_number(s, params) * BLOCK_M;
-        cp_async_16(shared_base() + AT_ROWS + stage * (BLOCK_M * 8) + 16 * (uint32_t)i, from + 4 * (i % (BLOCK_M / 4)),
-                    16);
+        cp_async_16(shared_base() + AT_ROWS(stage) + 16 * (uint32_t)i, from + 4 * (i % (BLOCK_M / 4)), 16);
     }
 }
 
-DEVICE void load_dout(step s, const fa_backward_params *params) {
+DEVICE void load_dout(uint32_t stage, step s, const fa_backward_params *params) {
     const char *dout = (const char *)shared_load_u64(kept(KEPT_DOUT)) + s.head * params->dout.head_stride;
-    copy_pages_async(shared_base() + AT_DOUT, BLOCK_M, HEAD_DIM / TILE_PAGE, dout, params->dout.row_stride,
+    copy_pages_async(shared_base() + AT_DOUT(stage), BLOCK_M, HEAD_DIM / TILE_PAGE, dout, params->dout.row_stride,
                      s.tile * BLOCK_M, 0, shared_load_i32(kept(KEPT_VISIBILITY)),
                      (params->forward.head_dim_v + 7) / 8 * 8, THREADS);
+}
+
+/* The step to come. */
+typedef struct next_step {
+    step at;
+    int exists;
+    int idle; /* its idle_rows */
+} next_step;
+
+/*
+ * Looks up the step after `now` and, where there are two stages, asks for its Q and dO. Not at the end of a step: loads from
+ * shared memory would wait behind the additions to dQ.
+ */
+DEVICE next_step look_ahead(step now, uint32_t stage, const fa_backward_params *params) {
+    next_step next;
+    next.at = step_next(now);
+    next.exists = step_exists(next.at);
+    next.idle = next.exists ? global_load_i32(params->idle_rows + step_number(next.at, params)) : 0;
+    if (RING_STAGES > 1) {
+        if (next.exists) load_queries(stage ^ 1u, next.at, params);
+        if (next.exists) load_dout(stage ^ 1u, next.at, params);
+        cp_async_commit_group();
+    }
+    return next;
 }
 
 /* Zero for the rows of Q and dO that take no part: their P and dS are 0, but 0 times NaN or infinity would be NaN. */
@@ -176,9 +210,9 @@ DEVICE void clear_idle_rows(uint32_t stage) {
     NO_UNROLL
     for (int i = (int)thread_index(); i < BLOCK_M * (HEAD_DIM / 8); i += THREADS) {
         int row = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
-        if (shared_load_f32(shared_base() + AT_ROWS + stage * (BLOCK_M * 8) + 4 * (uint32_t)row) != INFINITY) continue;
-        shared_store_u32x4(tile_address(shared_base() + stage * TILE_BYTES_Q, BLOCK_M, row, chunk), zero);
-        shared_store_u32x4(tile_address(shared_base() + AT_DOUT, BLOCK_M, row, chunk), zero);
+        if (shared_load_f32(shared_base() + AT_ROWS(stage) + 4 * (uint32_t)row) != INFINITY) continue;
+        shared_store_u32x4(tile_address(shared_base() + AT_Q(stage), BLOCK_M, row, chunk), zero);
+        shared_store_u32x4(tile_address(shared_base() + AT_DOUT(stage), BLOCK_M, row, chunk), zero);
     }
     block_sync();
 }
@@ -397,7 +431,7 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         load_tile(base + AT_V, BLOCK_N, row_address(&p->v, &w.tile.sequence, w.tile.sequence.k_begin, w.tile.head_kv),
                   &p->v, w.key, w.keys.begin, w.keys.end, p->head_dim_v, p, THREADS);
         load_queries(0, now, params);
-        load_dout(now, params);
+        load_dout(0, now, params);
         idle = global_load_i32(params->idle_rows + step_number(now, params));
     }
     cp_async_commit_group();
@@ -413,20 +447,33 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
     int exists = step_exists(now);
     NO_UNROLL
     while (exists) {
-        const uint32_t at_q = stage * TILE_BYTES_Q, rows = base + AT_ROWS + stage * (BLOCK_M * 8);
+        const uint32_t at_q = AT_Q(stage), at_dout = AT_DOUT(stage), rows = base + AT_ROWS(stage);
         cp_async_wait_group(0);
         block_sync(); /* Q and dO of this step have landed, and everybody has left what is filled next, P and dS too */
         if (idle & FA_IDLE_ROWS_DIRTY) clear_idle_rows(stage);
 
         float s[2][QUERIES / 2], ds[2][QUERIES / 2];
         multiply_transposed(s, k_address, q_rows + at_q);
-        multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + AT_DOUT);
+        next_step next;
+        if (NEXT_BEHIND_SCORES) next = look_ahead(now, stage, params);
+        if (!WEIGHTS_FIRST) multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + at_dout);
 
         const int row = now.tile * BLOCK_M, key = shared_load_i32(kept(KEPT_KEY));
         const fa_visibility visibility = kept_visibility();
         const device_tile_keys seen = tile_keys(&visibility, row, row + BLOCK_M);
         const int masked = GENERAL || idle || key < seen.all.begin || key + BLOCK_N > seen.all.end;
         const uint32_t lse = rows + 4 * (uint32_t)query, delta = lse + BLOCK_M * 4;
+        const float scale_log2 = p->softmax_scale * LOG2_E;
+        if (WEIGHTS_FIRST && !masked) {
+            scores_to_weights(s[0], 2, QUERIES / 2, lse, scale_log2);
+            multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + at_dout);
+        } else if (WEIGHTS_FIRST) {
+            multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + at_dout);
+        }
+        if (!masked) {
+            if (!WEIGHTS_FIRST) scores_to_weights(s[0], 2, QUERIES / 2, lse, scale_log2);
+            weights_to_gradients(s[0], ds[0], 2, QUERIES / 2, delta);
+        }
         UNROLL
         for (int i = 0; i < 2; i++) {
             if (masked) {
@@ -436,8 +483,6 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
                 at.query = row + query + (int)lane_index() % 4 * 2;
                 at.key = key + first + 16 * i + (int)lane_index() / 4;
                 scores_to_gradients_masked(s[i], ds[i], QUERIES / 2, lse, delta, &visibility, at, p);
-            } else {
-                scores_to_gradients(s[i], ds[i], QUERIES / 2, lse, delta, p->softmax_scale * LOG2_E);
             }
             store_transposed(base + AT_P, s[i], first + 16 * i, query);
             store_transposed(base + AT_DS, ds[i], first + 16 * i, query);
@@ -445,39 +490,26 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         block_sync(); /* P and dS are there, and dQ of the step before has been added */
         const uint32_t ahead = turn_ahead(now, params);
         pass_turn(params);
-        /* Looked up here, since loads from shared memory would wait for a while behind the additions to dQ. */
-        const step next = step_next(now);
-        const int more = step_exists(next);
-        const int next_idle = more ? global_load_i32(params->idle_rows + step_number(next, params)) : 0;
-#if STAGES > 1
-        if (more) load_queries(stage ^ 1u, next, params);
-#endif
-        accumulate(dv, k_address + (AT_P - AT_K), q_columns + AT_DOUT);
-#if STAGES > 1
-        take_turn(now, ahead, params);
-        block_sync(); /* everybody has left dO */
-        if (more) load_dout(next, params);
-        cp_async_commit_group();
-#endif
+        if (!NEXT_BEHIND_SCORES) next = look_ahead(now, stage, params);
+        accumulate(dv, k_address + (AT_P - AT_K), q_columns + at_dout);
         accumulate(dk, k_address + (AT_DS - AT_K), q_columns + at_q);
-#if STAGES == 1
         take_turn(now, ahead, params);
-        block_sync(); /* everybody has left Q and dO */
-        if (more) load_queries(0, next, params);
-        if (more) load_dout(next, params);
-        cp_async_commit_group();
-#endif
+        if (RING_STAGES == 1 || params->deterministic)
+            block_sync(); /* everybody has left Q and dO; it is the block's turn */
+        if (RING_STAGES == 1) {
+            if (next.exists) load_queries(0, next.at, params);
+            if (next.exists) load_dout(0, next.at, params);
+            cp_async_commit_group();
+        }
         if (params->dq.data) {
             float dq[DQ_STRIPS][DQ_COLUMNS / 2];
             multiply_dq(dq, dq_ds_address, dq_k_address);
             add_dq(dq, now, params);
         }
-        now = next;
-        exists = more;
-        idle = next_idle;
-#if STAGES > 1
-        stage ^= 1u;
-#endif
+        now = next.at;
+        exists = next.exists;
+        idle = next.idle;
+        if (RING_STAGES > 1) stage ^= 1u;
     }
     cp_async_wait_group(0);
     block_sync();

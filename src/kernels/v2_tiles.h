@@ -15,10 +15,13 @@
     (((block_m) + 2 * (stages) * (block_n)) * (head_dim)*2 + (block_n)*4 + (V2_IS_WIDE(head_dim) ? (block_m)*8 : 0) + \
      V2_WEIGHTS_BYTES(head_dim, block_m, block_n))
 
-/* Backward: K, V, a ring of Q, dO; P and dS; lse and D for each stage; 128 bytes on where the block is. */
-#define V2_BACKWARD_SHARED_BYTES(head_dim, block_m, block_n, stages)                           \
-    ((2 * (block_n) + ((stages) + 1) * (block_m)) * (head_dim)*2 + 4 * (block_m) * (block_n) + \
-     (stages) * (block_m)*8 + 128)
+/*
+ * Backward: K and V; P and dS; a ring of Q and dO, with lse and D; 128 bytes on where the block is. variants.def has as
+ * many stages as the 163 KiB of an A100 hold; code for sm_90 has two always, of the 227 KiB there.
+ */
+#define V2_BACKWARD_STAGES(stages, sm90) ((sm90) ? 2 : (stages))
+#define V2_BACKWARD_SHARED_BYTES(head_dim, block_m, block_n, stages) \
+    (4 * (block_n) * (head_dim) + 4 * (block_m) * (block_n) + (stages) * (block_m) * (4 * (head_dim) + 8) + 128)
 
 #define V2_BLOCKS_PER_SM (WARPS == 4 ? 2 : 1)
 
