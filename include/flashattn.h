@@ -367,10 +367,10 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
  * them see each other.
  *
  * On a GPU: FA_KERNEL_V2 and on Hopper FA_KERNEL_V3, which FA_KERNEL_AUTO takes where TMA can read q, k and v, as in
- * fa_forward; float16 and bfloat16. dq and dk are summed in float32 before they are
- * multiplied by softmax_scale. With options.deterministic every shape gives the same bits in every run; without it, only dq
- * may differ, in the order in which its parts are added. It is fastest where rows of q, k, v and dout are aligned to 16
- * bytes; dout that is not, or that is float32, is copied first.
+ * fa_forward; float16 and bfloat16. dq and dk are summed in float32 before they are multiplied by softmax_scale. With
+ * options.deterministic every shape gives the same bits in every run; without it, only dq may differ, in the order in which
+ * its parts are added. It is fastest where rows of q, k, v and dout are aligned to 16 bytes; dout that is not is copied
+ * first, and so is a float32 dout, rounded to q's dtype.
  *
  * Errors and memory as for fa_forward; fa_plan_backward() tells the working memory, which is linear in the number of
  * queries.

@@ -120,6 +120,8 @@ DEVICE void prepare_rows(const fa_backward_params *params, const query_tile *t, 
             y[r] = x[r];
             if (rows[r].lse == -INFINITY) continue;
             x[r] = load_pair(rows[r].dout, c, columns, params->dout_float32);
+            /* As the products have it: D cancels against dout V, with the errors of either. */
+            if (params->dout_float32) x[r] = unpack_16bit(pack_16bit(x[r].x, x[r].y));
             y[r] = load_pair(rows[r].out, c, columns, p->out_float32);
         }
         UNROLL

@@ -15,6 +15,22 @@ gradients gpu_run_backward(backward_call *b, fa_kernel kernel) {
     return g;
 }
 
+/* What the gradients are judged by. On a GPU a dout in float32 is one that has been rounded to q's dtype. */
+static backward_yardstick *yardstick_of(backward_call *b) {
+    if (!b->a->c.dout_float32 || b->a->c.type == FA_ELEMENT_FLOAT32) return backward_yardstick_new(b);
+    backward_call rounded = *b;
+    rng r = rng_named("rounded dout", 0);
+    rounded.dout = tensor_new(b->dout->fa.dtype, b->dout->fa.ndim, b->dout->shape, LAYOUT_COMPACT, true, &r);
+    for (int64_t i = 0; i < tensor_count(b->dout); i++) {
+        unsigned char bytes[8];
+        fa_element_store(bytes, tensor_get(b->dout, i), b->a->c.type);
+        tensor_put(rounded.dout, i, fa_element_load(bytes, b->a->c.type));
+    }
+    backward_yardstick *y = backward_yardstick_new(&rounded);
+    tensor_free(rounded.dout);
+    return y;
+}
+
 /*
  * The largest errors of the standard kernel in DRAWS cases more that differ in their numbers alone. Where few elements are looked at, the
  * largest error of one case is a matter of luck, that of many is what such a case shows.
@@ -26,7 +42,7 @@ static void measure_draws(const attention_case *c, backward_yardstick *y) {
         draw.index += i << 40;
         backward_call *b = backward_call_new(&draw);
         backward_call_poison(b);
-        backward_yardstick *another = backward_yardstick_new(b);
+        backward_yardstick *another = yardstick_of(b);
         for (int g = 0; g < GRADIENTS; g++) {
             norms *n = &y->of[g].standard;
             const norms *m = &another->of[g].standard;
@@ -39,7 +55,7 @@ static void measure_draws(const attention_case *c, backward_yardstick *y) {
 }
 
 void gpu_judge_backward_call(backward_call *b, fa_kernel kernel) {
-    backward_yardstick *y = backward_yardstick_new(b);
+    backward_yardstick *y = yardstick_of(b);
     const contender who = {kernel, FA_ISA_AUTO};
     gradients g = gpu_run_backward(b, kernel);
     const char *wrong = fault_in_gradients(b, y, who, &g);
