@@ -48,9 +48,9 @@
 #define AT_V (AT_K + TILE_BYTES_KV)
 #define AT_DS (AT_V + TILE_BYTES_KV)
 #define AT_P (AT_DS + TILE_BYTES_S)
-#define AT_Q(stage) (AT_P + TILE_BYTES_S + (stage)*2 * TILE_BYTES_Q)
+#define AT_Q(stage) (AT_P + TILE_BYTES_S + (uint32_t)(stage)*2 * TILE_BYTES_Q)
 #define AT_DOUT(stage) (AT_Q(stage) + TILE_BYTES_Q)
-#define AT_ROWS(stage) (AT_Q(RING_STAGES) + (stage)*BLOCK_M * 8)
+#define AT_ROWS(stage) (AT_Q(RING_STAGES) + (uint32_t)(stage)*BLOCK_M * 8)
 #define AT_KEPT AT_ROWS(RING_STAGES)
 
 /*
@@ -103,7 +103,7 @@ DEVICE int work_locate(key_work *w, const fa_backward_params *params) {
 #define KEPT_KEY 60
 #define KEPT_TURN 64 /* the query tile where a turn was taken last, or -1 */
 
-DEVICE uint32_t kept(uint32_t what) { return shared_base() + (uint32_t)AT_KEPT + what; }
+DEVICE uint32_t kept(uint32_t what) { return shared_base() + AT_KEPT + what; }
 
 DEVICE void keep_work(const key_work *w, const fa_backward_params *params) {
     const device_sequence *s = &w->tile.sequence;
