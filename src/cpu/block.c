@@ -141,7 +141,7 @@ static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_
     }
 }
 
-/* Score changes and masks, for the rows [first, end) and the first `columns` of the tile. Returns whether anything is
+/* Score changes and masks, for the rows [first, end) and the first `columns` of the tile. Returns whether any of its keys is
  * hidden, or may be. */
 static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
                           int64_t end, int64_t columns) {
@@ -155,10 +155,11 @@ static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *
         for (int64_t j = 0; t->multiply && j < columns; j++) row[j] *= t->score_scale;
         if (p->softcap > 0) t->kernels->softcap(row, columns, p->softcap);
         if (offsets) fa_score_row_offset(p, t->kernels->load_rows, &at, row, w->row);
-        if (w->keys[r].begin > tile->key || w->keys[r].end < tile->key + columns || p->mask.data != NULL) {
-            fa_score_row_hide(p, &at, w->keys[r], columns, row);
+        if (w->keys[r].begin > tile->key || w->keys[r].end < tile->key + count || p->mask.data != NULL) {
+            fa_score_row_hide(p, &at, w->keys[r], count, row);
             hidden = true;
         }
+        for (int64_t j = count; j < columns; j++) row[j] = -INFINITY;
     }
     return hidden;
 }
