@@ -55,7 +55,7 @@
 
 /*
  * Weights are computed before dP^T, so that exponentials run beside its products. At head_dim 64, where a warp has twice
- * as many scores, there are no registers for that.
+ * as many scores and no registers to spare, that is slower.
  */
 #define WEIGHTS_FIRST (HEAD_DIM > 64)
 /* The next query tile is asked for behind S^T; where that holds wide heads up, with their many addresses, behind dS^T. */
