@@ -102,9 +102,12 @@
  */
 #define BARRIER_KEYS_LEFT(parity) (6 + (parity))
 #define BARRIER_VALUES_LEFT(parity) (8 + (parity))
-/* A slot of work has been read: the consumers and the warp that writes there. */
+/* A slot of work has been read: the consumers and the warp that writes there, which may be one of theirs. */
 #define BARRIER_WORK_READ(slot) (10 + (slot))
-#define WORK_THREADS (128 * CONSUMERS + 32)
+#define WORK_THREADS (128 * CONSUMERS + (WARP_SPECIALISATION ? 32 : 0))
+#if WORK_THREADS > THREADS
+#    error "a barrier of more threads than there are"
+#endif
 
 #include "v3_epilogue.h"
 #include "v3_feeder.h"
@@ -388,7 +391,7 @@ DEVICE void consume(const shared_layout *shared, const fa_v3_params *params, int
         mbarrier_wait(shared->work_full + 8 * slot, ring_parity(taken, 2));
         taken++;
         const work_item w = work_from_lane_0(work_load(shared->work + WORK_BYTES * slot, consumer));
-        named_barrier_arrive(BARRIER_WORK_READ(slot), WORK_THREADS);
+        if (!is_feeder(consumer)) named_barrier_arrive(BARRIER_WORK_READ(slot), WORK_THREADS); /* publish() does */
         if (w.row < 0) break;
         if (w.tile_begin == w.tile_end) {
             store_empty(params, &w, consumer);
