@@ -15,15 +15,15 @@
 
 /*
  * Without a mask, in two steps, of which the first needs no dP^T. lse, delta: shared memory addresses of the first query's
- * lse_log2 and D (backward_params.h). The strips, of count elements each, have the same queries; both are constants.
+ * lse_log2 and D (backward_params.h). Two strips of count elements each, a constant, with the same queries.
  */
-DEVICE void scores_to_weights(float *s, int strips, int count, uint32_t lse, float scale_log2) {
+DEVICE void scores_to_weights(float *s, int count, uint32_t lse, float scale_log2) {
     const uint32_t pair = lane_index() % 4 * 8;
     UNROLL
     for (int n = 0; n < count / 4; n++) {
         const f32x2 l = shared_load_f32x2(lse + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int i = 0; i < strips; i++) {
+        for (int i = 0; i < 2; i++) {
             float *x = s + i * count + 4 * n;
             UNROLL
             for (int v = 0; v < 4; v++) x[v] = exp2_approx(fmaf(x[v], scale_log2, v % 2 ? -l.y : -l.x));
@@ -31,13 +31,13 @@ DEVICE void scores_to_weights(float *s, int strips, int count, uint32_t lse, flo
     }
 }
 
-DEVICE void weights_to_gradients(const float *p, float *dp, int strips, int count, uint32_t delta) {
+DEVICE void weights_to_gradients(const float *p, float *dp, int count, uint32_t delta) {
     const uint32_t pair = lane_index() % 4 * 8;
     UNROLL
     for (int n = 0; n < count / 4; n++) {
         const f32x2 d = shared_load_f32x2(delta + pair + 32 * (uint32_t)n);
         UNROLL
-        for (int i = 0; i < strips; i++) {
+        for (int i = 0; i < 2; i++) {
             const int at = i * count + 4 * n;
             UNROLL
             for (int v = 0; v < 4; v++) dp[at + v] = p[at + v] * (dp[at + v] - (v % 2 ? d.y : d.x));

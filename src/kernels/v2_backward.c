@@ -464,15 +464,16 @@ KERNEL(KERNEL_NAME, THREADS, 1, fa_backward_params, params) {
         const int masked = GENERAL || idle || key < seen.all.begin || key + BLOCK_N > seen.all.end;
         const uint32_t lse = rows + 4 * (uint32_t)query, delta = lse + BLOCK_M * 4;
         const float scale_log2 = p->softmax_scale * LOG2_E;
-        if (WEIGHTS_FIRST && !masked) {
-            scores_to_weights(s[0], 2, QUERIES / 2, lse, scale_log2);
+        if (WEIGHTS_FIRST &&
+            !masked) { /* products in both branches: the compiler mixes them with what stands beside them */
+            scores_to_weights(s[0], QUERIES / 2, lse, scale_log2);
             multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + at_dout);
         } else if (WEIGHTS_FIRST) {
             multiply_transposed(ds, k_address + (AT_V - AT_K), q_rows + at_dout);
         }
         if (!masked) {
-            if (!WEIGHTS_FIRST) scores_to_weights(s[0], 2, QUERIES / 2, lse, scale_log2);
-            weights_to_gradients(s[0], ds[0], 2, QUERIES / 2, delta);
+            if (!WEIGHTS_FIRST) scores_to_weights(s[0], QUERIES / 2, lse, scale_log2);
+            weights_to_gradients(s[0], ds[0], QUERIES / 2, delta);
         }
         UNROLL
         for (int i = 0; i < 2; i++) {

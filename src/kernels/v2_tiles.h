@@ -17,7 +17,8 @@
 
 /*
  * Backward: K and V; P and dS; a ring of Q and dO, with lse and D; 128 bytes on where the block is. variants.def has as
- * many stages as the 163 KiB of an A100 hold; code for sm_90 has two always, of the 227 KiB there.
+ * many stages as the 163 KiB of an A100 hold; code for sm_90 has two always, of the 227 KiB there. Newer GPUs run sm_80's
+ * code as PTX, and leave what a second stage would take unused.
  */
 #define V2_BACKWARD_STAGES(stages, sm90) ((sm90) ? 2 : (stages))
 #define V2_BACKWARD_SHARED_BYTES(head_dim, block_m, block_n, stages) \

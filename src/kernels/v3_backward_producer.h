@@ -74,9 +74,9 @@ DEVICE void load_queries(uint32_t tile, uint32_t numbers, uint32_t full, const f
 }
 
 /*
- * Until everybody has left the stage that query tile `count` takes. A named barrier of all that read it, since each
- * thread reads log-sum-exps, D and work: an arrival for many, as where products alone read a stage (release()), would
- * need them to come together first.
+ * Until everybody has left the stage that query tile `count` takes. A named barrier of all threads that read it, since
+ * each reads log-sum-exps, D and work. One arrival per warpgroup, as where products alone read a stage (release()), would
+ * do behind the barrier of dS, but compute-sanitizer's racecheck follows no order through a third thread.
  */
 DEVICE void wait_until_left(uint32_t barrier, uint32_t count) {
     if (count >= STAGES) named_barrier_sync(barrier, STAGE_THREADS);

@@ -17,15 +17,9 @@ gradients gpu_run_backward(backward_call *b, fa_kernel kernel) {
 
 /* What the gradients are judged by. On a GPU a dout in float32 is one that has been rounded to q's dtype. */
 static backward_yardstick *yardstick_of(backward_call *b) {
-    if (!b->a->c.dout_float32 || b->a->c.type == FA_ELEMENT_FLOAT32) return backward_yardstick_new(b);
+    if (!b->a->c.dout_float32) return backward_yardstick_new(b);
     backward_call rounded = *b;
-    rng r = rng_named("rounded dout", 0);
-    rounded.dout = tensor_new(b->dout->fa.dtype, b->dout->fa.ndim, b->dout->shape, LAYOUT_COMPACT, true, &r);
-    for (int64_t i = 0; i < tensor_count(b->dout); i++) {
-        unsigned char bytes[8];
-        fa_element_store(bytes, tensor_get(b->dout, i), b->a->c.type);
-        tensor_put(rounded.dout, i, fa_element_load(bytes, b->a->c.type));
-    }
+    rounded.dout = tensor_rounded(b->dout, b->a->c.type, &b->a->random);
     backward_yardstick *y = backward_yardstick_new(&rounded);
     tensor_free(rounded.dout);
     return y;

@@ -125,11 +125,7 @@ attention_call float32_copy(attention_call *a) {
     const tensor *from[] = {a->q, a->k, a->v};
     tensor **to[] = {&b.q, &b.k, &b.v};
     b.c.type = FA_ELEMENT_FLOAT32;
-    for (int t = 0; t < 3; t++) {
-        *to[t] = tensor_new((fa_dtype)FA_FLOAT32, from[t]->fa.ndim, from[t]->shape, LAYOUT_COMPACT, true, &b.random);
-        int64_t count = tensor_count(from[t]);
-        for (int64_t i = 0; i < count; i++) tensor_put(*to[t], i, tensor_get(from[t], i));
-    }
+    for (int t = 0; t < 3; t++) *to[t] = tensor_rounded(from[t], FA_ELEMENT_FLOAT32, &b.random);
     return b;
 }
 
@@ -164,6 +160,16 @@ yardstick *yardstick_new(attention_call *a) {
     return y;
 }
 
+/* Half an ulp more for a 16-bit out, and the norms of all allowances. */
+static void allow_last_rounding(const attention_call *a, answer *out) {
+    out->rounded_last = !a->c.out_float32;
+    out->allowances = (norms){0, 0};
+    for (int64_t i = 0; i < out->count; i++) {
+        if (out->rounded_last) out->allowance[i] += rounding_of(out->values[i], a->c.type);
+        norms_add(&out->allowances, out->allowance[i]);
+    }
+}
+
 void yardstick_to_float32(attention_call *a, yardstick *y) {
     if (a->c.type == FA_ELEMENT_FLOAT32) return;
     attention_call b = float32_copy(a);
@@ -171,25 +177,17 @@ void yardstick_to_float32(attention_call *a, yardstick *y) {
     tensor_free(b.q);
     tensor_free(b.k);
     tensor_free(b.v);
-    y->out.rounded_last = !a->c.out_float32;
-    y->out.allowances = (norms){0, 0};
-    for (int64_t i = 0; i < y->out.count; i++) {
-        if (y->out.rounded_last) y->out.allowance[i] += rounding_of(y->out.values[i], a->c.type);
-        norms_add(&y->out.allowances, y->out.allowance[i]);
-    }
+    allow_last_rounding(a, &y->out);
 }
 
 void yardstick_to_own_roundings(const attention_call *a, yardstick *y) {
     oracle *truth = oracle_new(a, a->c.type);
     free(y->out.allowance);
     free(y->lse.allowance);
-    y->out.standard = y->lse.standard = y->out.allowances = y->lse.allowances = (norms){0, 0};
+    y->out.standard = y->lse.standard = y->lse.allowances = (norms){0, 0};
     set_allowances(&y->out, truth->out_unit, a->c.head_dim_v);
     set_allowances(&y->lse, truth->lse_unit, 1);
-    for (int64_t i = 0; i < y->out.count; i++) {
-        y->out.allowance[i] += rounding_of(y->out.values[i], a->c.type);
-        norms_add(&y->out.allowances, rounding_of(y->out.values[i], a->c.type));
-    }
+    allow_last_rounding(a, &y->out);
     oracle_free(truth);
 }
 
@@ -223,12 +221,8 @@ static void allow_rounded_weights(const attention_call *a, answer *out) {
     attention_call copy = *a, b = float32_copy(&copy);
     for (int64_t i = 0; i < tensor_count(b.v); i++) tensor_put(b.v, i, fabs(tensor_get(b.v, i)));
     outputs o = run_with(&b, (contender){FA_KERNEL_REFERENCE, FA_ISA_AUTO}, FA_ELEMENT_FLOAT64, FA_ELEMENT_FLOAT64);
-    out->allowances = (norms){0, 0};
-    for (int64_t i = 0; i < out->count; i++) {
-        out->allowance[i] += 0x1p-8 * tensor_get(o.out, i);
-        if (!a->c.out_float32) out->allowance[i] += rounding_of(out->values[i], a->c.type);
-        norms_add(&out->allowances, out->allowance[i]);
-    }
+    for (int64_t i = 0; i < out->count; i++) out->allowance[i] += 0x1p-8 * tensor_get(o.out, i);
+    allow_last_rounding(a, out);
     outputs_free(&o);
     tensor_free(b.q);
     tensor_free(b.k);

@@ -191,17 +191,11 @@ backward_yardstick *backward_yardstick_new(backward_call *b) {
     return y;
 }
 
-static tensor *float32_tensor(const tensor *t, rng *r) {
-    tensor *copy = tensor_new((fa_dtype)FA_FLOAT32, t->fa.ndim, t->shape, LAYOUT_COMPACT, true, r);
-    int64_t count = tensor_count(t);
-    for (int64_t i = 0; i < count; i++) tensor_put(copy, i, tensor_get(t, i));
-    return copy;
-}
-
 void backward_yardstick_to_float32(backward_call *b, backward_yardstick *y) {
     if (b->a->c.type != FA_ELEMENT_FLOAT32) {
         attention_call a = float32_copy(b->a);
-        backward_call copy = {&a, float32_tensor(b->dout, &a.random), float32_tensor(b->out, &a.random), b->lse};
+        backward_call copy = {&a, tensor_rounded(b->dout, FA_ELEMENT_FLOAT32, &a.random),
+                              tensor_rounded(b->out, FA_ELEMENT_FLOAT32, &a.random), b->lse};
         measure_standard(&copy, y);
         tensor_free(copy.dout);
         tensor_free(copy.out);

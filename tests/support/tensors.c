@@ -124,6 +124,13 @@ tensor *tensor_new(fa_dtype dtype, int ndim, const int64_t *shape, layout kind, 
     return t;
 }
 
+tensor *tensor_rounded(const tensor *t, fa_element type, rng *r) {
+    tensor *copy = tensor_new(dtype_of_element(type), t->fa.ndim, t->shape, LAYOUT_COMPACT, true, r);
+    int64_t count = tensor_count(t);
+    for (int64_t i = 0; i < count; i++) tensor_put(copy, i, tensor_get(t, i));
+    return copy;
+}
+
 tensor *tensor_view(const tensor *whole, int64_t width) {
     tensor *t = calloc(1, sizeof *t);
     assert_non_null(t);

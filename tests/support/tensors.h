@@ -49,6 +49,8 @@ fa_element element_of_dtype(fa_dtype dtype);
 
 /* inner_contiguous: the last dimension has stride 1, as q, k, v and out need. Poisoned throughout. */
 tensor *tensor_new(fa_dtype dtype, int ndim, const int64_t *shape, layout kind, bool inner_contiguous, rng *r);
+/* The same numbers, rounded to another dtype, in compact rows. */
+tensor *tensor_rounded(const tensor *t, fa_element type, rng *r);
 /* The first `width` elements of the last dimension; keeps no pages of its own. */
 tensor *tensor_view(const tensor *whole, int64_t width);
 void tensor_free(tensor *t); /* NULL: nothing */
