@@ -3,6 +3,7 @@
 """The polynomial coefficients of src/cpu/kernels_exp.h, and their approximation errors.
 
     exp(r)  = 1 + r + r^2 q(r)        |r| <= ln(2)/2
+    2^r     = 1 + r q(r)              0 <= r <= 1
     tanh(x) = x + x^3 t(x^2)          |x| <= FA_TANH_SMALL
 
 q and t are minimax for the relative error of the whole (Remez exchange). Rounding the coefficients to float32
@@ -78,6 +79,8 @@ def main():
     for terms in (4, 5):
         powers = [lambda r, j=j: r ** (j + 2) / exp(r) for j in range(terms)]
         show(f"exp, degree {terms + 1}", *rounded_minimax(lambda r: 1 - (1 + r) / exp(r), powers, -half, half))
+    powers = [lambda r, j=j: r ** (j + 1) / mpf(2) ** r for j in range(5)]
+    show("2^r, 0 <= r <= 1, degree 5", *rounded_minimax(lambda r: 1 - 1 / mpf(2) ** r, powers, mpf(0), mpf(1)))
     for small in (mpf(5) / 8, mpf(3) / 4):
         for terms in (4, 5, 6):
             powers = [lambda x, j=j: x ** (2 * j + 3) / tanh(x) for j in range(terms)]

@@ -4,6 +4,7 @@
 #define FA_CPU_KERNELS_AVX512_BF16_H
 
 #include "kernels_avx512.h"
+#include "kernels_exp.h"
 
 #define STEP 2
 
@@ -12,6 +13,19 @@ static inline vector v_dot_pairs(vector a, vector b, vector c) { return _mm512_d
 static inline void v_store_bfloat16(void *p, vector x, vector y) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
+
+/* kernels_exp.h, "to be rounded to bfloat16". */
+static inline vector v_weight(vector d, vector c, float shift) {
+    enum { FRACTION_DOWN = 0x09 }; /* x - floor(x) */
+    vector x = v_fma(d, c, v_set(-shift));
+    vector r = _mm512_reduce_ps(x, FRACTION_DOWN);
+    vector p = v_fma(v_set(FA_WEIGHT_C5), r, v_set(FA_WEIGHT_C4));
+    p = v_fma(p, r, v_set(FA_WEIGHT_C3));
+    p = v_fma(p, r, v_set(FA_WEIGHT_C2));
+    p = v_fma(p, r, v_set(FA_WEIGHT_C1));
+    return _mm512_scalef_ps(v_fma(p, r, v_set(1.0f)), x); /* times 2^floor(x) */
+}
+#define V_WEIGHT v_weight
 
 /* Elements i .. i + 31 of a row of `width`; 0 beyond its end. */
 static inline __m512i load_32(const void *row, int64_t i, int64_t width) {

@@ -14,6 +14,13 @@
  *   Below n = -126, for d = -inf among others, the result is 0, so that no weight is subnormal: beside the largest term
  *   of a softmax, which is 1, less than 2^-125 is nothing. d = 0 gives 1 exactly, no result is above 1, NaN gives NaN.
  *
+ * 2^(c d - shift) of AVX-512 with BF16, to be rounded to bfloat16
+ *     x = c d - shift, rounded once; r = x - floor(x), 0 <= r < 1 or, for tiny negative x, 1
+ *     2^x = 2^floor(x) * (1 + r q(r)), q of degree 4: relative approximation error 8.3e-8
+ *   Two instructions find r and put in the exponent. Error below 3 + 0.6 |x| ulp: what is summed up for l is off by less
+ *   than 2^-22 of it, which bfloat16, with 2^-9, does not show. c d = -inf gives 0, NaN gives NaN, weights below 2^-126 are
+ *   subnormal until they are rounded, when they become 0. c d = 0 gives 1 exactly.
+ *
  * exp(x), x <= 0 (in tanh)
  *     n = x / ln 2, rounded to the nearest integer by adding FA_EXP_ROUND
  *     r = x - n ln 2, |r| <= ln(2) / 2; ln 2 = hi + lo, where n * hi is exact even without fused multiply-add
@@ -56,6 +63,12 @@
 #define FA_EXP2_C4 0x1.3b2176p-7f
 #define FA_EXP2_C5 0x1.5fc206p-10f
 #define FA_EXP2_C6 0x1.4c2054p-13f
+
+#define FA_WEIGHT_C1 0x1.62e4bap-1f
+#define FA_WEIGHT_C2 0x1.ebdb68p-3f
+#define FA_WEIGHT_C3 0x1.c91c38p-5f
+#define FA_WEIGHT_C4 0x1.277b22p-7f
+#define FA_WEIGHT_C5 0x1.e96cf0p-10f
 
 #define FA_TANH_SMALL 0.625f
 #define FA_TANH_C3 (-0x1.555532p-2f)

@@ -26,6 +26,7 @@
  * With OPERAND_BFLOAT16 (kernels.h, `operand`) packing is the file's own, and it defines besides
  *
  *     v_store_bfloat16(p, x, y)             x, then y, rounded to nearest even
+ *     V_WEIGHT(d, c, shift)    if it has something faster than v_exp2: 2^(c d - shift), to be rounded to bfloat16
  *
  * Loads and stores take any alignment and touch nothing outside the elements named.
  */
@@ -110,51 +111,89 @@ ALWAYS_INLINE void store_weights(float *row, int64_t j, vector p0, vector p1) {
 #endif
 }
 
-/* LANES rows at a time, so that m, l and rescale are computed in vectors as well. Sums run over even and odd
- * vectors of a row apart, then over the lanes: an order that depends on nothing but `keys`. */
+#ifndef V_WEIGHT
+#    define V_WEIGHT(d, c, shift) v_exp2(d, c, v_set(FA_EXP_ROUND - (shift)))
+#endif
+
+/*
+ * softmax_step, row by row. LANES rows make a group, so that m, l and rescale are computed in vectors as well. Sums run over
+ * even and odd vectors of a row apart, then over the lanes: an order that depends on nothing but `keys`.
+ */
+typedef struct softmax_rows {
+    float *s;
+    int64_t s_stride, rows, keys;
+    float *m, *l, *rescale;
+    float scale;
+    int shift;
+    int64_t next;          /* row */
+    vector largest[LANES]; /* of the rows of a group */
+    vector sum[LANES];     /* likewise */
+    float base[LANES];
+    vector before; /* rescale */
+} softmax_rows;
+
+/* NaN scores are passed over here; they come back as exp(NaN) below. */
+ALWAYS_INLINE void softmax_find_largest(softmax_rows *x, int64_t r) {
+    const float *row = x->s + r * x->s_stride;
+    int64_t keys = x->keys;
+    vector even = v_set(-INFINITY), odd = v_set(-INFINITY);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < keys; j += 2 * LANES) {
+        even = v_max(v_load(row + j), even);
+        odd = v_max(v_load(row + j + LANES), odd);
+    }
+    x->largest[r % LANES] = v_max(even, odd);
+}
+
+/* Maxima of the group that begins with the next row; softmax_find_largest() has been called for its rows. */
+ALWAYS_INLINE void softmax_begin_group(softmax_rows *x) {
+    int64_t first = x->next, count = minimum(LANES, x->rows - first);
+    vector c = v_set(x->scale * FA_EXP_LOG2E);
+    for (int64_t r = count; r < LANES; r++) x->largest[r] = v_set(0.0f);
+    for (int64_t r = count; r < LANES; r++) x->sum[r] = v_set(0.0f);
+    vector old_max = v_load_part(x->m + first, count);
+    vector new_max = v_max(v_reduce_max_each(x->largest), old_max);
+    /* -inf: nothing visible so far; 0 stands in. */
+    vector base = v_zero_if_less(new_max, v_set(-FLT_MAX), new_max);
+    x->before = v_exp2(v_sub(old_max, base), c, v_set(FA_EXP_ROUND));
+    v_store_part(x->m + first, new_max, count);
+    v_store_part(x->rescale + first, x->before, count);
+    v_store(x->base, base);
+}
+
+/* The weights of the next row. */
+ALWAYS_INLINE void softmax_row(softmax_rows *x) {
+    float *row = x->s + x->next * x->s_stride;
+    int64_t keys = x->keys;
+    vector c = v_set(x->scale * FA_EXP_LOG2E), largest = v_set(x->base[x->next % LANES]);
+    vector even = v_set(0.0f), odd = v_set(0.0f);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < keys; j += 2 * LANES) {
+        vector p0 = V_WEIGHT(v_sub(v_load(row + j), largest), c, (float)x->shift);
+        vector p1 = V_WEIGHT(v_sub(v_load(row + j + LANES), largest), c, (float)x->shift);
+        store_weights(row, j, p0, p1);
+        even = v_add(even, p0);
+        odd = v_add(odd, p1);
+    }
+    x->sum[x->next++ % LANES] = v_add(even, odd);
+}
+
+/* Sums of the group whose last row is done. */
+ALWAYS_INLINE void softmax_end_group(softmax_rows *x) {
+    int64_t first = (x->next - 1) / LANES * LANES, count = x->next - first;
+    vector sums = v_reduce_add_each(x->sum);
+    v_store_part(x->l + first, v_fma(v_load_part(x->l + first, count), x->before, sums), count);
+}
+
 static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
                          float *l, float *rescale) {
-    vector c = v_set(scale * FA_EXP_LOG2E), zero_shift = v_set(FA_EXP_ROUND);
-    vector shifted = v_set(FA_EXP_ROUND - (float)shift);
-    for (int64_t first = 0; first < rows; first += LANES) {
-        int64_t count = minimum(LANES, rows - first);
-        vector of_row[LANES]; /* maxima, later sums */
-        float lane[LANES];
-        for (int r = 0; r < LANES; r++) of_row[r] = v_set(0.0f);
-
-        /* NaN scores are passed over here; they come back as exp(NaN) below. */
-        for (int64_t r = 0; r < count; r++) {
-            const float *row = s + (first + r) * s_stride;
-            vector even = v_set(-INFINITY), odd = v_set(-INFINITY);
-            for (int64_t j = 0; j < keys; j += 2 * LANES) {
-                even = v_max(v_load(row + j), even);
-                odd = v_max(v_load(row + j + LANES), odd);
-            }
-            of_row[r] = v_max(even, odd);
-        }
-        vector old_max = v_load_part(m + first, count);
-        vector new_max = v_max(v_reduce_max_each(of_row), old_max);
-        /* -inf: nothing visible so far; 0 stands in. */
-        vector base = v_zero_if_less(new_max, v_set(-FLT_MAX), new_max);
-        vector before = v_exp2(v_sub(old_max, base), c, zero_shift);
-        v_store_part(m + first, new_max, count);
-        v_store_part(rescale + first, before, count);
-        v_store(lane, base);
-
-        for (int64_t r = 0; r < count; r++) {
-            float *row = s + (first + r) * s_stride;
-            vector largest = v_set(lane[r]);
-            vector even = v_set(0.0f), odd = v_set(0.0f);
-            for (int64_t j = 0; j < keys; j += 2 * LANES) {
-                vector p0 = v_exp2(v_sub(v_load(row + j), largest), c, shifted);
-                vector p1 = v_exp2(v_sub(v_load(row + j + LANES), largest), c, shifted);
-                store_weights(row, j, p0, p1);
-                even = v_add(even, p0);
-                odd = v_add(odd, p1);
-            }
-            of_row[r] = v_add(even, odd);
-        }
-        v_store_part(l + first, v_fma(v_load_part(l + first, count), before, v_reduce_add_each(of_row)), count);
+    softmax_rows x = {s, s_stride, rows, keys, m, l, rescale, scale, shift, .next = 0};
+    while (x.next < rows) {
+        int64_t end = minimum(x.next + LANES, rows);
+        for (int64_t r = x.next; r < end; r++) softmax_find_largest(&x, r);
+        softmax_begin_group(&x);
+        while (x.next < end) softmax_row(&x);
+        softmax_end_group(&x);
     }
 }
 
