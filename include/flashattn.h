@@ -199,7 +199,9 @@ typedef enum fa_kernel {
 
 /*
  * Instruction set of the CPU kernel. FA_ISA_AUTO takes the last one of this list that the machine has, but
- * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4), and FA_ISA_AMX for bfloat16 only.
+ * FA_ISA_AVX512_BF16 only where that is faster than FA_ISA_AVX512 (AMD, since Zen 4). It takes FA_ISA_AMX for bfloat16, and
+ * in fa_forward for each sequence of other inputs that is long: more than 128 rows of queries, counted over the heads of a
+ * group, at least 256 keys and a head_dim and head_dim_v of at least 64; fa_plan() says so if there is one.
  *
  * FA_ISA_AVX512_BF16, FA_ISA_AMX and FA_ISA_NEON_BF16 have products of bfloat16 numbers. With bfloat16 inputs they round
  * the weights exp(s - max) to bfloat16 before the product with V, as GPU kernels do, where FA_ISA_AVX512 and FA_ISA_NEON

@@ -13,7 +13,7 @@ int64_t fa_cpu_workspace_init(fa_cpu_workspace *w, const fa_problem *p, const fa
     int64_t depth = fa_round_up(p->head_dim, FA_DEPTH_MAX);
     w->q = fa_carve(base, &used, tile_rows * depth * f);
     w->o = fa_carve(base, &used, tile_rows * w->o_stride * f);
-    w->s = fa_carve(base, &used, tile_rows * FA_TILE_KEYS * f);
+    w->s = fa_carve(base, &used, tile_rows * FA_SCORE_STRIDE * f);
     w->kv = fa_carve(base, &used, fa_cpu_tile_bytes(p, kernels));
     w->m = fa_carve(base, &used, tile_rows * f);
     w->l = fa_carve(base, &used, tile_rows * f);
@@ -65,11 +65,19 @@ int64_t fa_cpu_tile_bytes(const fa_problem *p, const fa_cpu_kernels *kernels) { 
 
 int64_t fa_cpu_sequence_tiles(const fa_sequence *s) { return fa_divide_up(s->visibility.key_end, FA_TILE_KEYS); }
 
+/* Rows lie far apart where there are many heads, so that the processor does not foresee them. */
+static void prefetch_rows(const void *const *rows, int64_t count, int64_t bytes) {
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)rows[j] + i);
+}
+
 static void pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const fa_sequence *s, int64_t head_kv,
                       const key_tile *tile, char *to, const void **rows) {
     key_rows(p, &p->k, s, head_kv, tile, rows);
+    prefetch_rows(rows, tile->count, p->head_dim * fa_element_size(p->k.type));
     kernels->pack_keys(to, rows, tile->count, p->head_dim, p->k.type);
     key_rows(p, &p->v, s, head_kv, tile, rows);
+    prefetch_rows(rows, tile->count, p->head_dim_v * fa_element_size(p->v.type));
     to[kv_bytes(p, kernels)] =
         kernels->pack_values(to + k_bytes(p, kernels), rows, tile->count, p->head_dim_v, p->v.type);
 }
@@ -86,12 +94,14 @@ void fa_cpu_pack_tile(const fa_problem *p, const fa_cpu_kernels *kernels, const 
 typedef struct pass {
     const fa_cpu_block *block;
     const fa_cpu_kernels *kernels;
-    int64_t depth;       /* head_dim, padded */
-    float factor;        /* of Q as it is loaded */
-    bool multiply;       /* scores, by score_scale, before anything else happens to them */
-    float score_scale;   /* what is then left of softmax_scale */
-    float softmax_scale; /* of scores as softmax_step sees them */
-    int shift;           /* weights carry a factor of 2^-shift */
+    int64_t depth;                      /* head_dim, padded */
+    float factor;                       /* of Q as it is loaded */
+    bool multiply;                      /* scores, by score_scale, before anything else happens to them */
+    float score_scale;                  /* what is then left of softmax_scale */
+    float softmax_scale;                /* of scores as softmax_step sees them */
+    int shift;                          /* weights carry a factor of 2^-shift */
+    bool plain;                         /* scores change by nothing but what a row does not see */
+    int64_t k_bytes, kv_bytes, width_v; /* of packed tiles */
 } pass;
 
 /* Where softmax_scale goes. Into Q, if Q is float32. A bfloat16 Q would have to be rounded after it, so the scores are
@@ -108,6 +118,11 @@ static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     t.multiply = operand && natural;
     t.score_scale = operand ? magnitude : 1.0f;
     t.softmax_scale = t.multiply ? 1.0f : t.score_scale;
+    t.plain = !t.multiply && !(p->softcap > 0) && p->bias.data == NULL && p->alibi_slopes.data == NULL &&
+              p->mask.data == NULL;
+    t.k_bytes = k_bytes(p, b->kernels);
+    t.kv_bytes = kv_bytes(p, b->kernels);
+    t.width_v = fa_round_up(p->head_dim_v, b->kernels->panel);
     return t;
 }
 
@@ -126,10 +141,10 @@ static void load_queries(const fa_problem *p, const pass *t, fa_cpu_workspace *w
 /* O = rescale * O + P V for a V tile that holds NaN or infinity: only visible keys are added, since 0 * NaN
  * is NaN. */
 static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_workspace *w, const void *const *values,
-                               int64_t first, int64_t end, int64_t count) {
+                               const float *s, int64_t first, int64_t end, int64_t count) {
     for (int64_t r = first; r < end; r++) {
         float *o = w->o + r * w->o_stride;
-        const char *weights = (const char *)(w->s + r * FA_TILE_KEYS);
+        const char *weights = (const char *)(s + (r - first) * FA_SCORE_STRIDE);
         fa_element type = t->kernels->operand;
         for (int64_t i = 0; i < p->head_dim_v; i++) o[i] *= w->rescale[r];
         for (int64_t j = 0; j < count; j++) {
@@ -141,23 +156,24 @@ static void accumulate_visible(const fa_problem *p, const pass *t, const fa_cpu_
     }
 }
 
-/* Score changes and masks, for the rows [first, end) and the first `columns` of the tile. Returns whether any of its keys is
- * hidden, or may be. */
-static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
-                          int64_t end, int64_t columns) {
+/* Score changes and masks, for the rows [first, end), whose scores begin at s, and the first `columns` of the tile. Returns
+ * whether any of its keys is hidden, or may be. */
+static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, float *s,
+                          int64_t first, int64_t end, int64_t columns) {
     bool offsets = p->bias.data != NULL || p->alibi_slopes.data != NULL;
     bool hidden = p->bias.data != NULL;
     int64_t count = fa_min(tile->count, columns);
     for (int64_t r = first; r < end; r++) {
-        fa_score_row at = {&t->block->sequence, fa_block_query(p, t->block, r), fa_block_head(p, t->block, r),
-                           tile->key, count};
-        float *row = w->s + r * FA_TILE_KEYS;
+        float *row = s + (r - first) * FA_SCORE_STRIDE;
+        bool hide = w->keys[r].begin > tile->key || w->keys[r].end < tile->key + count || p->mask.data != NULL;
         for (int64_t j = 0; t->multiply && j < columns; j++) row[j] *= t->score_scale;
         if (p->softcap > 0) t->kernels->softcap(row, columns, p->softcap);
-        if (offsets) fa_score_row_offset(p, t->kernels->load_rows, &at, row, w->row);
-        if (w->keys[r].begin > tile->key || w->keys[r].end < tile->key + count || p->mask.data != NULL) {
-            fa_score_row_hide(p, &at, w->keys[r], count, row);
-            hidden = true;
+        if (offsets || hide) {
+            fa_score_row at = {&t->block->sequence, fa_block_query(p, t->block, r), fa_block_head(p, t->block, r),
+                               tile->key, count};
+            if (offsets) fa_score_row_offset(p, t->kernels->load_rows, &at, row, w->row);
+            if (hide) fa_score_row_hide(p, &at, w->keys[r], count, row);
+            hidden |= hide;
         }
         for (int64_t j = count; j < columns; j++) row[j] = -INFINITY;
     }
@@ -165,48 +181,166 @@ static bool finish_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *
 }
 
 /* Notes which keys a row sees, before scores turn into weights. */
-static void note_seen(fa_cpu_workspace *w, int64_t first, int64_t end, int64_t count) {
+static void note_seen(fa_cpu_workspace *w, const float *s, int64_t first, int64_t end, int64_t count) {
     for (int64_t r = first; r < end; r++)
         for (int64_t j = 0; j < count; j++)
-            w->seen[r * FA_TILE_KEYS + j] = w->s[r * FA_TILE_KEYS + j] != -INFINITY ? 1u : 0u;
+            w->seen[r * FA_TILE_KEYS + j] = s[(r - first) * FA_SCORE_STRIDE + j] != -INFINITY ? 1u : 0u;
 }
 
-/* The rows [first, end) and a tile of which they see something, in strips. */
+/* Whether row r of any head sees one of the keys [begin, end). */
+static bool row_sees(const fa_cpu_block *b, const fa_cpu_workspace *w, int64_t r, int64_t begin, int64_t end) {
+    for (; r < b->count; r += b->per_head)
+        if (w->keys[r].begin < w->keys[r].end && w->keys[r].begin < end && w->keys[r].end > begin) return true;
+    return false;
+}
+
+/* ---- Packed ---- */
+
+/* A strip of rows and a tile of which it sees something. */
+typedef struct cell {
+    key_tile tile;
+    int64_t first, rows;
+    int64_t columns; /* of the tile, in whole panels, beyond which the strip sees nothing */
+    const char *k;   /* the tile, packed */
+    float *s;        /* [rows][FA_SCORE_STRIDE], scores, then weights */
+    bool whole;      /* every row sees all keys of the columns, by position */
+    bool not_finite; /* V holds NaN or infinity */
+} cell;
+
+static cell make_cell(const pass *t, const fa_cpu_workspace *w, const key_tile *tile, const char *k, int64_t first,
+                      int64_t end, float *s) {
+    cell c = {.tile = *tile, .first = first, .rows = end - first, .k = k, .s = s, .not_finite = k[t->kv_bytes] != 0};
+    int64_t latest_begin = 0, first_end = INT64_MAX, last_end = 0;
+    for (int64_t i = first; i < end; i++) {
+        latest_begin = fa_max(latest_begin, w->keys[i].begin);
+        first_end = fa_min(first_end, w->keys[i].end);
+        last_end = fa_max(last_end, w->keys[i].end);
+    }
+    int64_t panel = t->kernels->panel, seen = fa_min(tile->count, fa_max(last_end - tile->key, 1));
+    c.columns = (seen + panel - 1) / panel * panel;
+    c.whole = latest_begin <= tile->key && first_end >= tile->key + c.columns && tile->count >= c.columns;
+    return c;
+}
+
+static fa_cpu_product score_product(const pass *t, const fa_cpu_workspace *w, const cell *c) {
+    const char *q = (const char *)w->q + c->first * t->depth * fa_element_size(t->kernels->operand);
+    return (fa_cpu_product){c->s, FA_SCORE_STRIDE, q, t->depth, c->k, t->depth, c->rows, c->columns, t->depth, NULL};
+}
+
+static fa_cpu_product output_product(const pass *t, const fa_cpu_workspace *w, const cell *c) {
+    int64_t depth_v = fa_round_up(c->tile.count, t->kernels->depth);
+    return (fa_cpu_product){.c = w->o + c->first * w->o_stride,
+                            .c_stride = w->o_stride,
+                            .a = c->s,
+                            .a_stride = FA_SCORE_STRIDE * (4 / fa_element_size(t->kernels->operand)),
+                            .b = c->k + t->k_bytes,
+                            .b_depth = depth_v,
+                            .rows = c->rows,
+                            .columns = t->width_v,
+                            .depth = fa_min(c->columns, depth_v),
+                            .row_scale = w->rescale + c->first};
+}
+
+static void multiply(const pass *t, fa_cpu_product x) {
+    t->kernels->multiply(x.c, x.c_stride, x.a, x.a_stride, x.b, x.b_depth, x.rows, x.columns, x.depth, x.row_scale);
+}
+
+static void finish_cell_scores(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const cell *c) {
+    int64_t end = c->first + c->rows;
+    if (!t->plain || !c->whole) (void)finish_scores(p, t, w, &c->tile, c->s, c->first, end, c->columns);
+    if (c->not_finite) note_seen(w, c->s, c->first, end, fa_min(c->tile.count, c->columns));
+}
+
+static void accumulate_visible_of_cell(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const cell *c) {
+    key_rows(p, &p->v, &t->block->sequence, t->block->head_kv, &c->tile, w->values);
+    accumulate_visible(p, t, w, w->values, c->s, c->first, c->first + c->rows, fa_min(c->tile.count, c->columns));
+}
+
+/* Tile n as it is packed ahead, with the keys that any query of the sequence sees. */
+static key_tile packed_tile(const pass *t, int64_t n) {
+    const fa_visibility *whole = &t->block->sequence.visibility;
+    return cut_tile(n, whole->key_begin, whole->key_end);
+}
+
+/* The rows [first, end) and a tile of which they see something, strip by strip. */
 static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *w, const key_tile *tile, int64_t first,
                           int64_t end) {
-    const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
     const char *k = b->packed;
     if (k == NULL) {
-        pack_tile(p, kernels, &b->sequence, b->head_kv, tile, w->kv, w->rows);
+        pack_tile(p, t->kernels, &b->sequence, b->head_kv, tile, w->kv, w->rows);
         k = w->kv;
     } else {
-        k += tile->key / FA_TILE_KEYS * fa_cpu_tile_bytes(p, kernels);
+        k += tile->key / FA_TILE_KEYS * b->packed_bytes;
     }
-    const char *v = k + k_bytes(p, kernels);
-    bool not_finite = k[kv_bytes(p, kernels)] != 0;
-    if (not_finite) key_rows(p, &p->v, &b->sequence, b->head_kv, tile, w->values);
-
-    int64_t element = fa_element_size(kernels->operand), p_stride = FA_TILE_KEYS * (4 / element);
-    int64_t depth_v = fa_round_up(tile->count, kernels->depth), width_v = fa_round_up(p->head_dim_v, kernels->panel);
     for (int64_t r = first, next; r < end; r = next) {
-        next = fa_min(r + kernels->strip, end);
-        int64_t rows = next - r, key_end = 0;
-        for (int64_t i = r; i < next; i++) key_end = fa_max(key_end, w->keys[i].end);
-        int64_t columns = fa_round_up(fa_min(tile->count, fa_max(key_end - tile->key, 1)), kernels->panel);
-        float *s = w->s + r * FA_TILE_KEYS, *o = w->o + r * w->o_stride;
-        kernels->multiply(s, FA_TILE_KEYS, (char *)w->q + r * t->depth * element, t->depth, k, t->depth, rows, columns,
-                          t->depth, NULL);
-        (void)finish_scores(p, t, w, tile, r, next, columns);
-        if (not_finite) note_seen(w, r, next, fa_min(tile->count, columns));
-        kernels->softmax_step(s, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift, w->m + r, w->l + r,
-                              w->rescale + r);
-        if (not_finite)
-            accumulate_visible(p, t, w, w->values, r, next, fa_min(tile->count, columns));
+        next = fa_min(r + t->kernels->strip, end);
+        cell c = make_cell(t, w, tile, k, r, next, w->s + r * FA_SCORE_STRIDE);
+        multiply(t, score_product(t, w, &c));
+        finish_cell_scores(p, t, w, &c);
+        t->kernels->softmax_step(c.s, FA_SCORE_STRIDE, c.rows, c.columns, t->softmax_scale, t->shift, w->m + r,
+                                 w->l + r, w->rescale + r);
+        if (c.not_finite)
+            accumulate_visible_of_cell(p, t, w, &c);
         else
-            kernels->multiply(o, w->o_stride, s, p_stride, v, depth_v, rows, width_v, fa_min(columns, depth_v),
-                              w->rescale + r);
+            multiply(t, output_product(t, w, &c));
     }
+}
+
+/* ---- Packed, with a softmax beside the products ---- */
+
+/* All strips go through so many tiles before the next ones, so that the tiles stay in L2, and for most of the time the
+ * strip's Q and O in L1. */
+#define CHUNK_TILES 4
+/* Strips of scores in use: those being computed, those becoming weights, and weights that are multiplied by V. */
+#define STRIPS_IN_USE 3
+
+/* The cells of a block, from the first on. */
+typedef struct cell_place {
+    int64_t tile_end;
+    int64_t chunk, first, tile; /* the next one, if its strip sees it */
+    int64_t passed;
+} cell_place;
+
+static bool next_cell(const pass *t, const fa_cpu_workspace *w, cell_place *at, cell *c) {
+    const fa_cpu_block *b = t->block;
+    int64_t strip = t->kernels->strip;
+    for (; at->chunk < at->tile_end; at->chunk += CHUNK_TILES, at->first = 0, at->tile = at->chunk)
+        for (; at->first < b->count; at->first += strip, at->tile = at->chunk)
+            while (at->tile < fa_min(at->chunk + CHUNK_TILES, at->tile_end)) {
+                int64_t n = at->tile++, end = fa_min(at->first + strip, b->count), r = at->first;
+                key_tile tile = packed_tile(t, n);
+                while (r < end && !row_sees(b, w, r, tile.key + tile.skipped, tile.key + tile.count)) r++;
+                if (r == end) continue;
+                *c = make_cell(t, w, &tile, b->packed + n * b->packed_bytes, at->first, end,
+                               w->s + at->passed++ % STRIPS_IN_USE * strip * FA_SCORE_STRIDE);
+                return true;
+            }
+    return false;
+}
+
+/* The tiles [tile_begin, tile_end): while the scores of one cell become weights, the last cell's weights are multiplied by V
+ * and the next cell's scores are computed. */
+static void attend_beside(const fa_problem *p, const pass *t, fa_cpu_workspace *w, int64_t tile_begin,
+                          int64_t tile_end) {
+    cell_place at = {.tile_end = tile_end, .chunk = tile_begin, .tile = tile_begin};
+    cell last, c, next;
+    bool any_last = false;
+    if (!next_cell(t, w, &at, &c)) return;
+    multiply(t, score_product(t, w, &c));
+    for (bool more = true; more; last = c, c = next) {
+        fa_cpu_product beside[2];
+        int count = 0;
+        if (any_last) beside[count++] = output_product(t, w, &last);
+        more = next_cell(t, w, &at, &next);
+        if (more) beside[count++] = score_product(t, w, &next);
+        finish_cell_scores(p, t, w, &c);
+        t->kernels->softmax_beside(c.s, FA_SCORE_STRIDE, c.rows, c.columns, t->softmax_scale, t->shift, w->m + c.first,
+                                   w->l + c.first, w->rescale + c.first, beside, count);
+        any_last = !c.not_finite;
+        if (c.not_finite) accumulate_visible_of_cell(p, t, w, &c);
+    }
+    if (any_last) multiply(t, output_product(t, w, &last));
 }
 
 /* ---- In place ---- */
@@ -271,14 +405,14 @@ static void attend_in_place(const fa_problem *p, const pass *t, fa_cpu_workspace
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             now = rows_of_head(&k, head, j, count, room);
-            kernels->dot_rows(w->s + row * FA_TILE_KEYS + j, FA_TILE_KEYS, (char *)w->q + row * t->depth * element,
-                              t->depth, rows, now, count, p->head_dim, p->k.type,
-                              rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
+            kernels->dot_rows(w->s + row * FA_SCORE_STRIDE + j, FA_SCORE_STRIDE,
+                              (char *)w->q + row * t->depth * element, t->depth, rows, now, count, p->head_dim,
+                              p->k.type, rows_ahead(last ? &v : &k, heads, head, last ? 0 : j + CHUNK_KEYS, ahead));
         }
     bool not_finite = false;
     for (int64_t head = 0; head < heads; head++) {
         int64_t row = head * b->per_head + first;
-        bool hidden = finish_scores(p, t, w, tile, row, row + rows, columns);
+        bool hidden = finish_scores(p, t, w, tile, w->s + row * FA_SCORE_STRIDE, row, row + rows, columns);
         for (int64_t j = 0; j < tile->count && hidden && !not_finite; j += CHUNK_KEYS) {
             int64_t count = fa_min(CHUNK_KEYS, tile->count - j);
             now = rows_of_head(&v, head, j, count, room);
@@ -287,32 +421,26 @@ static void attend_in_place(const fa_problem *p, const pass *t, fa_cpu_workspace
     }
     for (int64_t head = 0; head < heads; head++) {
         int64_t row = head * b->per_head + first;
-        if (not_finite) note_seen(w, row, row + rows, tile->count);
-        kernels->softmax_step(w->s + row * FA_TILE_KEYS, FA_TILE_KEYS, rows, columns, t->softmax_scale, t->shift,
+        if (not_finite) note_seen(w, w->s + row * FA_SCORE_STRIDE, row, row + rows, tile->count);
+        kernels->softmax_step(w->s + row * FA_SCORE_STRIDE, FA_SCORE_STRIDE, rows, columns, t->softmax_scale, t->shift,
                               w->m + row, w->l + row, w->rescale + row);
         if (not_finite)
-            accumulate_visible(p, t, w, rows_of_head(&v, head, 0, tile->count, w->next), row, row + rows, tile->count);
+            accumulate_visible(p, t, w, rows_of_head(&v, head, 0, tile->count, w->next), w->s + row * FA_SCORE_STRIDE,
+                               row, row + rows, tile->count);
     }
     for (int64_t j = 0; j < tile->count && !not_finite; j += CHUNK_KEYS) {
         for (int64_t head = 0; head < heads; head++) {
             int64_t row = head * b->per_head + first, count = fa_min(CHUNK_KEYS, tile->count - j);
             bool last = j + CHUNK_KEYS >= tile->count;
             now = rows_of_head(&v, head, j, count, room);
-            const char *weights = (char *)(w->s + row * FA_TILE_KEYS) + j * element;
-            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, weights, FA_TILE_KEYS * (4 / element), rows, now,
-                              count, p->head_dim_v, p->v.type, w->rescale + row,
+            const char *weights = (char *)(w->s + row * FA_SCORE_STRIDE) + j * element;
+            kernels->add_rows(w->o + row * w->o_stride, w->o_stride, weights, FA_SCORE_STRIDE * (4 / element), rows,
+                              now, count, p->head_dim_v, p->v.type, w->rescale + row,
                               rows_ahead(last ? &after : &v, heads, head, last ? 0 : j + CHUNK_KEYS, ahead),
                               last ? p->head_dim : p->head_dim_v);
         }
         for (int64_t r = 0; r < b->count && j == 0; r++) w->rescale[r] = 1.0f; /* done */
     }
-}
-
-/* Whether row r of any head sees one of the keys [begin, end). */
-static bool row_sees(const fa_cpu_block *b, const fa_cpu_workspace *w, int64_t r, int64_t begin, int64_t end) {
-    for (; r < b->count; r += b->per_head)
-        if (w->keys[r].begin < w->keys[r].end && w->keys[r].begin < end && w->keys[r].end > begin) return true;
-    return false;
 }
 
 /* Part `split` of `splits` of what the rows see (w->keys) is added to o, m and l. */
@@ -328,7 +456,10 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
     int64_t tile_begin = key_begin / FA_TILE_KEYS, tiles = fa_divide_up(key_end, FA_TILE_KEYS) - tile_begin;
     int64_t tile_end = tile_begin + tiles * (split + 1) / splits;
     tile_begin += tiles * split / splits;
-    const fa_visibility *whole = &t->block->sequence.visibility;
+    if (t->block->packed != NULL && t->kernels->softmax_beside != NULL) {
+        attend_beside(p, t, w, tile_begin, tile_end);
+        return;
+    }
     for (int64_t n = tile_begin; n < tile_end; n++) {
         key_tile tile = cut_tile(n, key_begin, key_end);
         int64_t begin = tile.key + tile.skipped, end = tile.key + tile.count;
@@ -340,7 +471,7 @@ static void attend_keys(const fa_problem *p, const pass *t, fa_cpu_workspace *w,
             key_tile next = cut_tile(n + 1, key_begin, key_end);
             attend_in_place(p, t, w, &tile, n + 1 < tile_end ? &next : NULL, first, last);
         } else {
-            if (t->block->packed != NULL) tile = cut_tile(n, whole->key_begin, whole->key_end);
+            if (t->block->packed != NULL) tile = packed_tile(t, n);
             attend_packed(p, t, w, &tile, first, last);
         }
     }

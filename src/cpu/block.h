@@ -14,6 +14,8 @@
  * are mostly empty, would cost more. */
 #define FA_FEW_ROWS 8
 #define FA_FEW_KEYS 16
+/* Floats from one row of scores to the next: not a power of two, so that the rows of a block do not share a few sets of L1. */
+#define FA_SCORE_STRIDE (FA_TILE_KEYS + 16)
 /* With few rows, so many key/value heads make one block. */
 #define FA_FEW_HEADS 16
 
@@ -21,7 +23,7 @@
 typedef struct fa_cpu_workspace {
     void *q;                /* [tile_rows][head_dim padded], operand */
     float *o;               /* [tile_rows][o_stride], not normalised */
-    float *s;               /* [tile_rows][FA_TILE_KEYS], scores, then weights */
+    float *s;               /* [tile_rows][FA_SCORE_STRIDE], scores, then weights */
     char *kv;               /* a packed tile, as fa_cpu_pack_tile writes it */
     float *m, *l, *rescale; /* [tile_rows]; m as softmax_step has it, in the end a natural logarithm */
     float *row;             /* [max(o_stride, FA_TILE_KEYS)], one row of bias or of the output */
@@ -53,6 +55,7 @@ typedef struct fa_cpu_block {
     const fa_cpu_kernels *kernels; /* in place: one that has dot_rows */
     const fa_cpu_kernels *float32; /* a table that works in float32 */
     const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
+    int64_t packed_bytes;          /* from one of these to the next: fa_cpu_tile_bytes or more */
 } fa_cpu_block;
 
 /*

@@ -101,7 +101,7 @@ static unsigned ask_cpu(void) {
         if ((low & 0xe6) == 0xe6) found |= CPU_SAVES_AVX512;      /* and masks, upper halves, zmm16 and above */
         if ((low & 0x60000) == 0x60000) found |= CPU_SAVES_TILES; /* tile configuration and data */
     }
-    /* AMD's do from the first on (Zen 4). Intel's, which mostly have AMX beside it, were not at hand to be measured. */
+    /* AMD's do from the first on (Zen 4). On Intel's it has half the rate of multiply-adds (Emerald Rapids). */
     unsigned vendor[3];
     if (__get_cpuid(0, &a, &vendor[0], &vendor[2], &vendor[1]) && memcmp(vendor, "AuthenticAMD", 12) == 0)
         found |= CPU_FAST_BF16;
@@ -156,7 +156,7 @@ static const char *lacking(fa_isa isa) {
 }
 
 static bool worth_choosing(fa_isa isa, fa_element type) {
-    if (isa == FA_ISA_AMX) return type == FA_ELEMENT_BFLOAT16; /* split into parts, others have not been measured yet */
+    if (isa == FA_ISA_AMX) return type == FA_ELEMENT_BFLOAT16; /* others: fa_cpu_kernels_in_parts() */
     return isa != FA_ISA_AVX512_BF16 || (cpu() & CPU_FAST_BF16);
 }
 
@@ -221,6 +221,12 @@ const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_stat
     if (*status != FA_OK) return NULL;
     while (table(isa, type) == NULL) --isa;
     return table(isa, type);
+}
+
+const fa_cpu_kernels *fa_cpu_kernels_in_parts(fa_isa isa, fa_element type) {
+    const char *wish = getenv("FLASHATTN_ISA");
+    if (isa != FA_ISA_AUTO || (wish != NULL && wish[0] != '\0') || type == FA_ELEMENT_BFLOAT16) return NULL;
+    return table(FA_ISA_AMX, type) != NULL && lacking(FA_ISA_AMX) == NULL ? table(FA_ISA_AMX, type) : NULL;
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_float32(fa_isa isa) {

@@ -32,8 +32,10 @@
 /* Waking a thread takes some microseconds, so each gets at least so much to do: multiplications and additions, some ten
  * microseconds of a core with wide vectors. */
 #define MIN_THREAD_OPERATIONS (1 << 21)
-/* K and V are packed ahead for as many heads and sequences as fit here; one that does not fit alone is packed tile by tile
- * for each query tile. */
+/* K and V are packed ahead for as many heads and sequences as fit here, so that each thread finds work, and what it packed in
+ * its L2; or for a single one up to the second limit. One that does not fit that is packed tile by tile for each query
+ * tile. */
+#define PACKED_BYTES_PER_THREAD (2 << 20)
 #define PACKED_BYTES (64 << 20)
 
 /* Results of a unit whose keys are split, until they are merged: [splits][tile_rows] rows. */
@@ -87,6 +89,21 @@ static int64_t sequence_blocks(const fa_problem *p, int64_t n) {
     return fa_divide_up(fa_problem_sequence(p, n).q_rows * p->group, MAX_TILE_ROWS);
 }
 
+/* Products of parts take more preparation than others, and pay for it where several tiles of queries share each tile of
+ * keys, and sums are long. (A Xeon of the Emerald Rapids class takes up to 1.4 times as long for others, and is up to 1.4
+ * times as fast for these.) */
+#define LONG_KEYS 256
+#define LONG_HEAD_DIM 64
+
+static bool is_long(const fa_problem *p, const fa_sequence *s) {
+    return s->visibility.seqlen_q * p->group > MAX_TILE_ROWS && s->visibility.key_end >= LONG_KEYS &&
+           p->head_dim >= LONG_HEAD_DIM && p->head_dim_v >= LONG_HEAD_DIM;
+}
+
+static const fa_cpu_kernels *sequence_kernels(const fa_problem *p, const fa_cpu_plan *plan, const fa_sequence *s) {
+    return plan->long_only && !is_long(p, s) ? plan->float32 : plan->kernels;
+}
+
 static bool in_place(const fa_problem *p, const fa_sequence *s) {
     return s->q_rows * p->group <= FA_FEW_ROWS || s->visibility.key_end <= FA_FEW_KEYS;
 }
@@ -134,10 +151,9 @@ static int64_t before_item(const int64_t *first, int64_t sequences, int64_t i) {
     return i / sequences * first[sequences] + first[i % sequences];
 }
 
-static int64_t wave_end(const items *it, int64_t begin, int64_t heads_kv) {
+static int64_t wave_end(const items *it, int64_t begin, int64_t heads_kv, int64_t room) {
     int64_t end = begin + 1, from = before_item(it->first_packed, it->sequences, begin);
-    while (end < heads_kv * it->sequences &&
-           before_item(it->first_packed, it->sequences, end + 1) - from <= PACKED_BYTES)
+    while (end < heads_kv * it->sequences && before_item(it->first_packed, it->sequences, end + 1) - from <= room)
         end++;
     return end;
 }
@@ -160,6 +176,12 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     plan->kernels = fa_cpu_kernels_select(p->isa, p->q.type, &status);
     if (plan->kernels == NULL) return status;
     plan->float32 = fa_cpu_kernels_float32(plan->kernels->isa);
+    const fa_cpu_kernels *in_parts = fa_cpu_kernels_in_parts(p->isa, p->q.type);
+    for (int64_t n = 0; n < fa_problem_sequences(p) && in_parts != NULL && !plan->long_only; n++) {
+        fa_sequence s = fa_problem_sequence(p, n);
+        plan->long_only = is_long(p, &s);
+    }
+    if (plan->long_only) plan->kernels = in_parts;
 
     int64_t units = 0; /* that have something to do */
     int64_t part_keys = MIN_SPLIT_KEYS_FEW;
@@ -187,9 +209,13 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
     if (plan->splits > 1)
         plan->shared_bytes +=
             plan->blocks * p->heads_kv * partial_init(&part, plan->splits, plan->tile_rows, w.o_stride, NULL);
-    for (int64_t n = 0; n < fa_problem_sequences(p) && plan->packed_bytes < PACKED_BYTES; n++)
-        plan->packed_bytes += p->heads_kv * sequence_packed(p, plan->kernels, n);
-    plan->packed_bytes = fa_min(plan->packed_bytes, PACKED_BYTES);
+    int64_t largest = 0;
+    for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
+        int64_t bytes = sequence_packed(p, plan->kernels, n);
+        largest = fa_max(largest, bytes);
+        plan->packed_bytes = fa_min(plan->packed_bytes + p->heads_kv * bytes, PACKED_BYTES);
+    }
+    plan->packed_bytes = fa_min(plan->packed_bytes, fa_max(largest, plan->threads * PACKED_BYTES_PER_THREAD));
     plan->shared_bytes += plan->packed_bytes;
     return FA_OK;
 }
@@ -208,11 +234,13 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
     b.count = b.per_head = rows * (reversed + 1) / blocks - b.begin;
     b.float32 = plan->float32;
     b.in_place = in_place(p, &b.sequence);
-    b.kernels = b.in_place && plan->kernels->dot_rows == NULL ? plan->float32 : plan->kernels;
+    b.kernels = sequence_kernels(p, plan, &b.sequence);
+    if (b.in_place && b.kernels->dot_rows == NULL) b.kernels = plan->float32;
     if (rows <= FA_FEW_ROWS) /* several heads make one block, and the others have none */
         b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
     b.packed = ahead ? packed + it->first_packed[n] : NULL;
+    b.packed_bytes = fa_cpu_tile_bytes(p, plan->kernels);
     return b;
 }
 
@@ -238,7 +266,7 @@ static void pack_ahead(const call *c, int64_t tile, int64_t wave_packed, const v
     int64_t head_kv = tile * bytes / of_head, at = tile * bytes % of_head;
     int64_t n = find_sequence(c->it.first_packed, c->it.sequences, at);
     fa_sequence s = fa_problem_sequence(p, n);
-    fa_cpu_pack_tile(p, c->plan->kernels, &s, head_kv, (at - c->it.first_packed[n]) / bytes,
+    fa_cpu_pack_tile(p, sequence_kernels(p, c->plan, &s), &s, head_kv, (at - c->it.first_packed[n]) / bytes,
                      c->packed + tile * bytes - wave_packed, rows);
 }
 
@@ -270,7 +298,7 @@ static void work(const call *c) {
     (void)fa_cpu_workspace_init(&w, p, plan->kernels, plan->tile_rows,
                                 c->workspaces + fa_thread_number() * plan->thread_bytes);
     for (int64_t begin = 0, end; begin < p->heads_kv * it->sequences; begin = end) {
-        end = wave_end(it, begin, p->heads_kv);
+        end = wave_end(it, begin, p->heads_kv, plan->packed_bytes);
         int64_t packed = before_item(it->first_packed, it->sequences, begin);
         int64_t packed_end = before_item(it->first_packed, it->sequences, end);
         int64_t unit_begin = before_item(it->first_block, it->sequences, begin);

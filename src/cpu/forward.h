@@ -8,7 +8,8 @@
 
 typedef struct fa_cpu_plan {
     const fa_cpu_kernels *kernels;
-    const fa_cpu_kernels *float32; /* for tiles of few rows */
+    const fa_cpu_kernels *float32; /* for tiles of few rows, and */
+    bool long_only;                /* where it says so, for all sequences but those that are long */
     int64_t tile_rows; /* rows of a query tile; a row is a query of one head, the heads of a group side by side */
     int64_t blocks;    /* query tiles of all sequences, per key/value head */
     int64_t splits;    /* parts of the key range */

@@ -37,6 +37,18 @@
 typedef void fa_load_rows(float *dst, int64_t dst_stride, const void *const *rows, int64_t count, int64_t width,
                           fa_element type, float factor);
 
+/* What multiply computes, with its arguments. */
+typedef struct fa_cpu_product {
+    float *c;
+    int64_t c_stride;
+    const void *a;
+    int64_t a_stride;
+    const void *b;
+    int64_t b_depth;
+    int64_t rows, columns, depth;
+    const float *row_scale;
+} fa_cpu_product;
+
 typedef struct fa_cpu_kernels {
     fa_isa isa;
     int panel; /* columns of a panel; divides FA_TILE_KEYS */
@@ -84,6 +96,14 @@ typedef struct fa_cpu_kernels {
      */
     void (*softmax_step)(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
                          float *l, float *rescale);
+
+    /*
+     * softmax_step of up to `strip` rows and, meanwhile, a few products of up to `strip` rows each, one after another.
+     * Their matrices have nothing in common with the scores and rescale, which may be a row_scale of theirs: it is read
+     * first. Their depth is a multiple of `depth`. NULL: the machine would not do both at once.
+     */
+    void (*softmax_beside)(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
+                           float *l, float *rescale, const fa_cpu_product *products, int count);
 
     /* s[i] = softcap * tanh(s[i] / softcap), i < count. */
     void (*softcap)(float *s, int64_t count, float softcap);
@@ -143,6 +163,9 @@ fa_isa fa_cpu_isa_select(fa_isa isa, fa_element type, fa_status *status);
 /* The same as a table. An instruction set without kernels for that type stands for the best one below it that has some. On
  * failure NULL. */
 const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_status *status);
+/* Where FA_ISA_AUTO means one that multiplies float32 numbers, but the machine has AMX: its table for float32 or float16
+ * inputs, in parts, which long sequences are faster with. Else NULL. */
+const fa_cpu_kernels *fa_cpu_kernels_in_parts(fa_isa isa, fa_element type);
 /* The best table up to an instruction set that the machine has which works in float32 on rows of any type: none of its
  * functions is NULL but leave. */
 const fa_cpu_kernels *fa_cpu_kernels_float32(fa_isa isa);

@@ -8,57 +8,49 @@
 
 #include "kernels_amx_tiles.h"
 
-/* 17 to 32 rows. */
-static void multiply_two(float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride, const uint16_t *b,
-                         int64_t depth, int add) {
-    float *lower_c = c + 16 * c_stride;
-    const uint16_t *lower_a = a + 16 * a_stride;
-    if (add) {
-        TILE_LOAD(0, c, c_stride * 4);
-        TILE_LOAD(1, c + 16, c_stride * 4);
-        TILE_LOAD(2, lower_c, c_stride * 4);
-        TILE_LOAD(3, lower_c + 16, c_stride * 4);
-    } else {
+/* The sums of a block: 17 to 32 rows with `two`, else 1 to 16. */
+static inline void begin_block(int two, const float *c, int64_t c_stride, int add) {
+    if (!add) {
         TILE_ZERO(0);
         TILE_ZERO(1);
+        if (!two) return;
         TILE_ZERO(2);
         TILE_ZERO(3);
+        return;
     }
-    for (int64_t k = 0; k < depth; k += AMX_DEPTH, b += AMX_DEPTH * AMX_PANEL) {
-        TILE_LOAD(4, a + k, a_stride * 2);
-        TILE_LOAD(6, b, AMX_PANEL * 4);
-        TILE_LOAD(7, b + 32, AMX_PANEL * 4);
-        TILE_DOT(0, 4, 6);
-        TILE_DOT(1, 4, 7);
-        TILE_LOAD(5, lower_a + k, a_stride * 2);
-        TILE_DOT(2, 5, 6);
-        TILE_DOT(3, 5, 7);
-    }
-    TILE_STORE(0, c, c_stride * 4);
-    TILE_STORE(1, c + 16, c_stride * 4);
-    TILE_STORE(2, lower_c, c_stride * 4);
-    TILE_STORE(3, lower_c + 16, c_stride * 4);
+    TILE_LOAD(0, c, c_stride * 4);
+    TILE_LOAD(1, c + 16, c_stride * 4);
+    if (!two) return;
+    TILE_LOAD(2, c + 16 * c_stride, c_stride * 4);
+    TILE_LOAD(3, c + 16 * c_stride + 16, c_stride * 4);
 }
 
-/* 1 to 16 rows. */
-static void multiply_one(float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride, const uint16_t *b,
-                         int64_t depth, int add) {
-    if (add) {
-        TILE_LOAD(0, c, c_stride * 4);
-        TILE_LOAD(1, c + 16, c_stride * 4);
-    } else {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-    }
-    for (int64_t k = 0; k < depth; k += AMX_DEPTH, b += AMX_DEPTH * AMX_PANEL) {
-        TILE_LOAD(4, a + k, a_stride * 2);
-        TILE_LOAD(6, b, AMX_PANEL * 4);
-        TILE_LOAD(7, b + 32, AMX_PANEL * 4);
-        TILE_DOT(0, 4, 6);
-        TILE_DOT(1, 4, 7);
-    }
+/* The products of AMX_DEPTH elements of depth. */
+static inline void add_products(int two, const uint16_t *a, int64_t a_stride, const uint16_t *b) {
+    TILE_LOAD(4, a, a_stride * 2);
+    TILE_STREAM(6, b, AMX_PANEL * 4);
+    TILE_STREAM(7, b + 32, AMX_PANEL * 4);
+    TILE_DOT(0, 4, 6);
+    TILE_DOT(1, 4, 7);
+    if (!two) return;
+    TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
+    TILE_DOT(2, 5, 6);
+    TILE_DOT(3, 5, 7);
+}
+
+static inline void end_block(int two, float *c, int64_t c_stride) {
     TILE_STORE(0, c, c_stride * 4);
     TILE_STORE(1, c + 16, c_stride * 4);
+    if (!two) return;
+    TILE_STORE(2, c + 16 * c_stride, c_stride * 4);
+    TILE_STORE(3, c + 16 * c_stride + 16, c_stride * 4);
+}
+
+static inline void multiply_block(int two, float *c, int64_t c_stride, const uint16_t *a, int64_t a_stride,
+                                  const uint16_t *b, int64_t depth, int add) {
+    begin_block(two, c, c_stride, add);
+    for (int64_t k = 0; k < depth; k += AMX_DEPTH) add_products(two, a + k, a_stride, b + k * AMX_PANEL);
+    end_block(two, c, c_stride);
 }
 
 /*
@@ -80,9 +72,9 @@ static void multiply_blocks(float *c, int64_t c_stride, const uint16_t *a, int64
                 float *to = c + r * c_stride + n;
                 const uint16_t *from = a + r * a_stride + begin, *panel = b + n * b_depth + begin * AMX_PANEL;
                 if (left > 16)
-                    multiply_two(to, c_stride, from, a_stride, panel, part, add || begin > 0);
+                    multiply_block(1, to, c_stride, from, a_stride, panel, part, add || begin > 0);
                 else
-                    multiply_one(to, c_stride, from, a_stride, panel, part, add || begin > 0);
+                    multiply_block(0, to, c_stride, from, a_stride, panel, part, add || begin > 0);
             }
             begin += part;
         } while (begin < depth);

@@ -16,7 +16,7 @@
  *
  * A block of 32 x 32 sums takes, for each 32 of depth, 24 tile products and 16 loads (float32: six products of parts), or 20
  * and 14 (float16: five), of 16 and some 8 cycles. The products alone bound it: 1024 / 6 and 1024 / 5 operations per cycle,
- * 2.7 and 3.2 times those of two float32 multiply-adds of 16 lanes. No machine was at hand to measure what is reached.
+ * 2.7 and 3.2 times those of two float32 multiply-adds of 16 lanes; docs/performance.md has what is reached.
  */
 #include "kernels.h"
 
@@ -143,8 +143,8 @@ ALWAYS_INLINE void load_left(const bool two, const uint16_t *a) {
 }
 
 ALWAYS_INLINE void load_right(const uint16_t *b) {
-    TILE_LOAD(6, b, PANEL * 4);
-    TILE_LOAD(7, b + PANEL, PANEL * 4);
+    TILE_STREAM(6, b, PANEL * 4);
+    TILE_STREAM(7, b + PANEL, PANEL * 4);
 }
 
 ALWAYS_INLINE void add_products(const bool two) {

@@ -5,6 +5,7 @@
  *     TILE_CONFIGURE(shapes)           of all tiles, a tile_shapes
  *     TILE_ZERO(c)
  *     TILE_LOAD(t, address, stride)    rows of up to 64 bytes, `stride` bytes apart
+ *     TILE_STREAM(t, address, stride)  the same for what is read once: it does not push other data out of L1
  *     TILE_STORE(t, address, stride)
  *     TILE_DOT(c, a, b)                c[m][n] += a[m][2k] b[k][2n] + a[m][2k + 1] b[k][2n + 1], summed over k
  *     TILE_RELEASE()                   no tile is in use any more
@@ -28,6 +29,7 @@
 #    define TILE_CONFIGURE(shapes) _tile_loadconfig(shapes)
 #    define TILE_ZERO(c) _tile_zero(c)
 #    define TILE_LOAD(t, address, stride) _tile_loadd(t, address, stride)
+#    define TILE_STREAM(t, address, stride) _tile_stream_loadd(t, address, stride)
 #    define TILE_STORE(t, address, stride) _tile_stored(t, address, stride)
 #    define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 #    define TILE_RELEASE() _tile_release()

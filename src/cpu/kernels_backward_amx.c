@@ -4,8 +4,7 @@
  * panels are what tiles want of a right operand. Numbers are rounded as there; but sums begin with what C holds, where
  * it is added to.
  *
- * A thread may use tiles only after the process was permitted to (dispatch.c). No machine with AMX was at hand: this
- * has run in the tests' model of the instructions only.
+ * A thread may use tiles only after the process was permitted to (dispatch.c).
  */
 #include "kernels_backward.h"
 

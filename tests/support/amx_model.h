@@ -106,6 +106,7 @@ static void model_release(void) { memset(model_tiles, 0, sizeof model_tiles); }
 #define TILE_CONFIGURE(shapes) model_configure(shapes)
 #define TILE_ZERO(c) model_zero(c)
 #define TILE_LOAD(t, address, stride) model_load(t, address, stride)
+#define TILE_STREAM(t, address, stride) model_load(t, address, stride)
 #define TILE_STORE(t, address, stride) model_store(t, address, stride)
 #define TILE_DOT(c, a, b) model_dot(c, a, b)
 #define TILE_RELEASE() model_release()
