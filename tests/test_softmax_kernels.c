@@ -138,6 +138,8 @@ static void test_softmax_step(void **state) {
         for (int repeat = 0; repeat < 4; repeat++) {
             check_softmax_step(t, rows, FA_TILE_KEYS, 1.0f, 0);
             check_softmax_step(t, rows, t->panel, 0.088388f, 0);
+            check_softmax_step(t, rows, t->panel / 2, 0.088388f, 24);
+            check_softmax_step(t, rows, 5 * (t->panel / 2), 1.0f, 0);
             check_softmax_step(t, rows, 5 * t->panel, 1.0f, 24);
             check_softmax_step(t, rows, 3 * t->panel, 3.0f, 24);
         }

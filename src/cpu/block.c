@@ -120,6 +120,7 @@ static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     t.softmax_scale = t.multiply ? 1.0f : t.score_scale;
     t.plain = !t.multiply && !(p->softcap > 0) && p->bias.data == NULL && p->alibi_slopes.data == NULL &&
               p->mask.data == NULL;
+    if (b->in_place) return t;
     t.k_bytes = k_bytes(p, b->kernels);
     t.kv_bytes = kv_bytes(p, b->kernels);
     t.width_v = fa_round_up(p->head_dim_v, b->kernels->panel);
@@ -388,7 +389,8 @@ static void attend_in_place(const fa_problem *p, const pass *t, fa_cpu_workspace
                             const key_tile *next, int64_t first, int64_t end) {
     const fa_cpu_kernels *kernels = t->kernels;
     const fa_cpu_block *b = t->block;
-    int64_t heads = b->count / b->per_head, rows = end - first, columns = fa_round_up(tile->count, kernels->panel);
+    int64_t heads = b->count / b->per_head, rows = end - first;
+    int64_t columns = fa_round_up(tile->count, kernels->panel / 2); /* as softmax_step wants them */
     int64_t element = fa_element_size(kernels->operand);
     head_rows k = {w->rows, p->k.head_stride, tile->skipped, tile->count};
     head_rows v = {w->values, p->v.head_stride, tile->skipped, tile->count};

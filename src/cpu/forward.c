@@ -109,9 +109,9 @@ static bool in_place(const fa_problem *p, const fa_sequence *s) {
 }
 
 /* Bytes of a sequence's K and V of one head, packed ahead; 0 if that does not pay or takes too much. */
-static int64_t sequence_packed(const fa_problem *p, const fa_cpu_kernels *kernels, int64_t n) {
+static int64_t sequence_packed(const fa_problem *p, int64_t tile_bytes, int64_t n) {
     fa_sequence s = fa_problem_sequence(p, n);
-    int64_t bytes = fa_cpu_sequence_tiles(&s) * fa_cpu_tile_bytes(p, kernels);
+    int64_t bytes = fa_cpu_sequence_tiles(&s) * tile_bytes;
     return s.visibility.seqlen_q * p->group > MAX_TILE_ROWS && bytes <= PACKED_BYTES && !in_place(p, &s) ? bytes : 0;
 }
 
@@ -182,6 +182,7 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
         plan->long_only = is_long(p, &s);
     }
     if (plan->long_only) plan->kernels = in_parts;
+    plan->tile_bytes = fa_cpu_tile_bytes(p, plan->kernels);
 
     int64_t units = 0; /* that have something to do */
     int64_t part_keys = MIN_SPLIT_KEYS_FEW;
@@ -211,7 +212,7 @@ fa_status fa_cpu_forward_plan(const fa_problem *p, fa_cpu_plan *plan) {
             plan->blocks * p->heads_kv * partial_init(&part, plan->splits, plan->tile_rows, w.o_stride, NULL);
     int64_t largest = 0;
     for (int64_t n = 0; n < fa_problem_sequences(p); n++) {
-        int64_t bytes = sequence_packed(p, plan->kernels, n);
+        int64_t bytes = sequence_packed(p, plan->tile_bytes, n);
         largest = fa_max(largest, bytes);
         plan->packed_bytes = fa_min(plan->packed_bytes + p->heads_kv * bytes, PACKED_BYTES);
     }
@@ -240,7 +241,7 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
         b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
     b.packed = ahead ? packed + it->first_packed[n] : NULL;
-    b.packed_bytes = fa_cpu_tile_bytes(p, plan->kernels);
+    b.packed_bytes = plan->tile_bytes;
     return b;
 }
 
@@ -262,7 +263,7 @@ static fa_cpu_block unit_block(const call *c, int64_t unit, int64_t wave_packed)
 /* Tile number `tile` of all packed tiles, to its place in a wave whose tiles begin at byte wave_packed of all. */
 static void pack_ahead(const call *c, int64_t tile, int64_t wave_packed, const void **rows) {
     const fa_problem *p = c->p;
-    int64_t bytes = fa_cpu_tile_bytes(p, c->plan->kernels), of_head = c->it.first_packed[c->it.sequences];
+    int64_t bytes = c->plan->tile_bytes, of_head = c->it.first_packed[c->it.sequences];
     int64_t head_kv = tile * bytes / of_head, at = tile * bytes % of_head;
     int64_t n = find_sequence(c->it.first_packed, c->it.sequences, at);
     fa_sequence s = fa_problem_sequence(p, n);
@@ -293,7 +294,7 @@ static void work(const call *c) {
     const fa_problem *p = c->p;
     const fa_cpu_plan *plan = c->plan;
     const items *it = &c->it;
-    int64_t splits = plan->splits, tile_bytes = fa_cpu_tile_bytes(p, plan->kernels);
+    int64_t splits = plan->splits, tile_bytes = plan->tile_bytes;
     fa_cpu_workspace w;
     (void)fa_cpu_workspace_init(&w, p, plan->kernels, plan->tile_rows,
                                 c->workspaces + fa_thread_number() * plan->thread_bytes);
@@ -340,7 +341,7 @@ fa_status fa_cpu_forward(const fa_problem *p, const fa_cpu_plan *plan) {
     c.it.first_block[0] = c.it.first_packed[0] = 0;
     for (int64_t n = 0; n < c.it.sequences; n++) {
         c.it.first_block[n + 1] = c.it.first_block[n] + sequence_blocks(p, n);
-        c.it.first_packed[n + 1] = c.it.first_packed[n] + sequence_packed(p, plan->kernels, n);
+        c.it.first_packed[n + 1] = c.it.first_packed[n] + sequence_packed(p, plan->tile_bytes, n);
     }
 #pragma omp parallel num_threads((int)plan->threads)
     work(&c);

@@ -87,7 +87,7 @@ typedef struct fa_cpu_kernels {
     void (*leave)(void);
 
     /*
-     * One step of the online softmax on `rows` rows of `keys` scores (a multiple of panel; -inf where
+     * One step of the online softmax on `rows` rows of `keys` scores (a multiple of half a panel; -inf where
      * masked): m' = max(m, max_j s_j);  p_j = 2^-shift exp(scale (s_j - m'));  rescale = exp(scale (m - m'));
      * l = l * rescale + sum_j p_j;  m = m'. exp(-inf) = 0 exactly. scale > 0. The p_j replace the scores, as operand A: in
      * bfloat16 they take the first half of the scores' place, and l sums them before they are rounded. With m' = -inf

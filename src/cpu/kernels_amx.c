@@ -63,7 +63,10 @@ ALWAYS_INLINE void multiply_beside(int two, const fa_cpu_product *p, softmax_row
 /* The tiles are a unit of their own: while it multiplies, the processor goes on with vector instructions. */
 static void softmax_beside(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
                            float *l, float *rescale, const fa_cpu_product *products, int count) {
-    softmax_rows x = {s, s_stride, rows, keys, m, l, rescale, scale, shift, .next = 0};
+    softmax_rows x;
+    vector largest[LANES], sum[LANES];
+    x.largest = largest, x.sum = sum;
+    softmax_begin(&x, s, s_stride, rows, keys, scale, shift, m, l, rescale);
     int64_t steps = 0, due = 0;
     for (int i = 0; i < count; i++) {
         const fa_cpu_product *p = &products[i];

@@ -111,6 +111,15 @@ ALWAYS_INLINE void store_weights(float *row, int64_t j, vector p0, vector p1) {
 #endif
 }
 
+/* The same of keys j .. j + LANES - 1, the last ones of a row. */
+ALWAYS_INLINE void store_weights_half(float *row, int64_t j, vector p0) {
+#ifdef OPERAND_BFLOAT16
+    v_store_bfloat16((uint16_t *)(void *)row + j, p0, v_set(0.0f));
+#else
+    v_store(row + j, p0);
+#endif
+}
+
 #ifndef V_WEIGHT
 #    define V_WEIGHT(d, c, shift) v_exp2(d, c, v_set(FA_EXP_ROUND - (shift)))
 #endif
@@ -125,23 +134,35 @@ typedef struct softmax_rows {
     float *m, *l, *rescale;
     float scale;
     int shift;
-    int64_t next;          /* row */
-    vector largest[LANES]; /* of the rows of a group */
-    vector sum[LANES];     /* likewise */
+    int64_t next;    /* row */
+    vector *largest; /* [LANES], of the rows of a group */
+    vector *sum;     /* likewise; the same memory, if maxima are not looked for ahead */
     float base[LANES];
     vector before; /* rescale */
 } softmax_rows;
+
+/* Not an initializer, which would fill the vectors too: for a single row that took as long as the rest. */
+ALWAYS_INLINE void softmax_begin(softmax_rows *x, float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale,
+                                 int shift, float *m, float *l, float *rescale) {
+    x->s = s, x->s_stride = s_stride, x->rows = rows, x->keys = keys;
+    x->m = m, x->l = l, x->rescale = rescale;
+    x->scale = scale, x->shift = shift;
+    x->next = 0;
+    x->before = v_set(0.0f);
+}
 
 /* NaN scores are passed over here; they come back as exp(NaN) below. */
 ALWAYS_INLINE void softmax_find_largest(softmax_rows *x, int64_t r) {
     const float *row = x->s + r * x->s_stride;
     int64_t keys = x->keys;
     vector even = v_set(-INFINITY), odd = v_set(-INFINITY);
+    int64_t j = 0;
 #pragma GCC unroll 4
-    for (int64_t j = 0; j < keys; j += 2 * LANES) {
+    for (; j + LANES < keys; j += 2 * LANES) {
         even = v_max(v_load(row + j), even);
         odd = v_max(v_load(row + j + LANES), odd);
     }
+    if (j < keys) even = v_max(v_load(row + j), even);
     x->largest[r % LANES] = v_max(even, odd);
 }
 
@@ -150,7 +171,7 @@ ALWAYS_INLINE void softmax_begin_group(softmax_rows *x) {
     int64_t first = x->next, count = minimum(LANES, x->rows - first);
     vector c = v_set(x->scale * FA_EXP_LOG2E);
     for (int64_t r = count; r < LANES; r++) x->largest[r] = v_set(0.0f);
-    for (int64_t r = count; r < LANES; r++) x->sum[r] = v_set(0.0f);
+    for (int64_t r = count; r < LANES && x->sum != x->largest; r++) x->sum[r] = v_set(0.0f);
     vector old_max = v_load_part(x->m + first, count);
     vector new_max = v_max(v_reduce_max_each(x->largest), old_max);
     /* -inf: nothing visible so far; 0 stands in. */
@@ -167,13 +188,19 @@ ALWAYS_INLINE void softmax_row(softmax_rows *x) {
     int64_t keys = x->keys;
     vector c = v_set(x->scale * FA_EXP_LOG2E), largest = v_set(x->base[x->next % LANES]);
     vector even = v_set(0.0f), odd = v_set(0.0f);
+    int64_t j = 0;
 #pragma GCC unroll 4
-    for (int64_t j = 0; j < keys; j += 2 * LANES) {
+    for (; j + LANES < keys; j += 2 * LANES) {
         vector p0 = V_WEIGHT(v_sub(v_load(row + j), largest), c, (float)x->shift);
         vector p1 = V_WEIGHT(v_sub(v_load(row + j + LANES), largest), c, (float)x->shift);
         store_weights(row, j, p0, p1);
         even = v_add(even, p0);
         odd = v_add(odd, p1);
+    }
+    if (j < keys) {
+        vector p0 = V_WEIGHT(v_sub(v_load(row + j), largest), c, (float)x->shift);
+        store_weights_half(row, j, p0);
+        even = v_add(even, p0);
     }
     x->sum[x->next++ % LANES] = v_add(even, odd);
 }
@@ -187,7 +214,10 @@ ALWAYS_INLINE void softmax_end_group(softmax_rows *x) {
 
 static void softmax_step(float *s, int64_t s_stride, int64_t rows, int64_t keys, float scale, int shift, float *m,
                          float *l, float *rescale) {
-    softmax_rows x = {s, s_stride, rows, keys, m, l, rescale, scale, shift, .next = 0};
+    softmax_rows x;
+    vector of_row[LANES]; /* maxima, later sums */
+    x.largest = x.sum = of_row;
+    softmax_begin(&x, s, s_stride, rows, keys, scale, shift, m, l, rescale);
     while (x.next < rows) {
         int64_t end = minimum(x.next + LANES, rows);
         for (int64_t r = x.next; r < end; r++) softmax_find_largest(&x, r);
