@@ -110,16 +110,15 @@ typedef struct pass {
 static pass make_pass(const fa_problem *p, const fa_cpu_block *b) {
     float magnitude = fabsf(p->softmax_scale);
     bool operand = b->kernels->operand == FA_ELEMENT_BFLOAT16;
-    bool natural = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL ||
-                   !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
+    bool changed = p->softcap > 0 || p->bias.data != NULL || p->alibi_slopes.data != NULL;
+    bool natural = changed || !(magnitude > 0x1p-60f && magnitude < 0x1p60f);
     pass t = {.block = b, .kernels = b->kernels};
     t.depth = fa_round_up(p->head_dim, b->kernels->depth);
     t.factor = operand ? copysignf(1.0f, p->softmax_scale) : p->softmax_scale;
     t.multiply = operand && natural;
     t.score_scale = operand ? magnitude : 1.0f;
     t.softmax_scale = t.multiply ? 1.0f : t.score_scale;
-    t.plain = !t.multiply && !(p->softcap > 0) && p->bias.data == NULL && p->alibi_slopes.data == NULL &&
-              p->mask.data == NULL;
+    t.plain = !t.multiply && !changed && p->mask.data == NULL;
     if (b->in_place) return t;
     t.k_bytes = k_bytes(p, b->kernels);
     t.kv_bytes = kv_bytes(p, b->kernels);
@@ -272,7 +271,7 @@ static void attend_packed(const fa_problem *p, const pass *t, fa_cpu_workspace *
         pack_tile(p, t->kernels, &b->sequence, b->head_kv, tile, w->kv, w->rows);
         k = w->kv;
     } else {
-        k += tile->key / FA_TILE_KEYS * b->packed_bytes;
+        k += tile->key / FA_TILE_KEYS * b->tile_bytes;
     }
     for (int64_t r = first, next; r < end; r = next) {
         next = fa_min(r + t->kernels->strip, end);
@@ -313,7 +312,7 @@ static bool next_cell(const pass *t, const fa_cpu_workspace *w, cell_place *at, 
                 key_tile tile = packed_tile(t, n);
                 while (r < end && !row_sees(b, w, r, tile.key + tile.skipped, tile.key + tile.count)) r++;
                 if (r == end) continue;
-                *c = make_cell(t, w, &tile, b->packed + n * b->packed_bytes, at->first, end,
+                *c = make_cell(t, w, &tile, b->packed + n * b->tile_bytes, at->first, end,
                                w->s + at->passed++ % STRIPS_IN_USE * strip * FA_SCORE_STRIDE);
                 return true;
             }

@@ -55,7 +55,7 @@ typedef struct fa_cpu_block {
     const fa_cpu_kernels *kernels; /* in place: one that has dot_rows */
     const fa_cpu_kernels *float32; /* a table that works in float32 */
     const char *packed;            /* all tiles of its sequence and head; NULL: they are packed as they are needed */
-    int64_t packed_bytes;          /* from one of these to the next: fa_cpu_tile_bytes or more */
+    int64_t tile_bytes;            /* from one of these to the next: fa_cpu_tile_bytes or more */
 } fa_cpu_block;
 
 /*

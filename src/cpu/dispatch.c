@@ -196,10 +196,16 @@ static fa_status check(fa_isa isa, const char *argument) {
     return FA_OK;
 }
 
+/* What FA_ISA_AUTO is to be, by the environment; NULL: nothing is said. */
+static const char *wished(void) {
+    const char *wish = getenv("FLASHATTN_ISA");
+    return wish != NULL && wish[0] != '\0' ? wish : NULL;
+}
+
 /* The instruction set that FA_ISA_AUTO means now for inputs of a type. */
 static fa_status automatic(fa_element type, fa_isa *isa) {
-    const char *wish = getenv("FLASHATTN_ISA");
-    if (wish != NULL && wish[0] != '\0') {
+    const char *wish = wished();
+    if (wish != NULL) {
         for (*isa = FA_ISA_PORTABLE; *isa <= FA_ISA_NEON_BF16; ++*isa)
             if (strcmp(wish, fa_isa_name(*isa)) == 0) return check(*isa, "FLASHATTN_ISA");
         return fa_fail(FA_INVALID_ARGUMENT,
@@ -224,9 +230,8 @@ const fa_cpu_kernels *fa_cpu_kernels_select(fa_isa isa, fa_element type, fa_stat
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_in_parts(fa_isa isa, fa_element type) {
-    const char *wish = getenv("FLASHATTN_ISA");
-    if (isa != FA_ISA_AUTO || (wish != NULL && wish[0] != '\0') || type == FA_ELEMENT_BFLOAT16) return NULL;
-    return table(FA_ISA_AMX, type) != NULL && lacking(FA_ISA_AMX) == NULL ? table(FA_ISA_AMX, type) : NULL;
+    bool may = isa == FA_ISA_AUTO && wished() == NULL && type != FA_ELEMENT_BFLOAT16;
+    return may && lacking(FA_ISA_AMX) == NULL ? table(FA_ISA_AMX, type) : NULL;
 }
 
 const fa_cpu_kernels *fa_cpu_kernels_float32(fa_isa isa) {

@@ -241,7 +241,7 @@ static fa_cpu_block find_block(const fa_problem *p, const fa_cpu_plan *plan, con
         b.count *= head_kv % FA_FEW_HEADS == 0 ? fa_min(FA_FEW_HEADS, p->heads_kv - head_kv) : 0;
     bool ahead = it->first_packed[n + 1] > it->first_packed[n];
     b.packed = ahead ? packed + it->first_packed[n] : NULL;
-    b.packed_bytes = plan->tile_bytes;
+    b.tile_bytes = plan->tile_bytes;
     return b;
 }
 

@@ -22,9 +22,9 @@ _Static_assert(PANEL == AMX_PANEL && DEPTH == AMX_DEPTH, "packed panels are pair
 /* C[r] = row_scale[r] * C[r]. Once a row has seen a few tiles, its maximum rarely rises, so most factors are 1. */
 static void scale_rows(float *c, int64_t c_stride, int64_t rows, int64_t columns, const float *row_scale) {
     for (int64_t first = 0; first < rows; first += LANES) {
-        vector factors = v_load_part(row_scale + first, minimum(LANES, rows - first));
-        unsigned left =
-            _mm512_cmp_ps_mask(factors, v_set(1.0f), _CMP_NEQ_UQ) & first_lanes(minimum(LANES, rows - first));
+        int64_t count = minimum(LANES, rows - first);
+        vector factors = v_load_part(row_scale + first, count);
+        unsigned left = _mm512_mask_cmp_ps_mask(first_lanes(count), factors, v_set(1.0f), _CMP_NEQ_UQ);
         for (; left != 0; left &= left - 1) {
             int64_t r = first + __builtin_ctz(left);
             for (int64_t n = 0; n < columns; n += LANES)

@@ -5,7 +5,7 @@
  *     TILE_CONFIGURE(shapes)           of all tiles, a tile_shapes
  *     TILE_ZERO(c)
  *     TILE_LOAD(t, address, stride)    rows of up to 64 bytes, `stride` bytes apart
- *     TILE_STREAM(t, address, stride)  the same for what is read once: it does not push other data out of L1
+ *     TILE_STREAM(t, address, stride)  the same for what L2 is to hold, but not L1, where it would push out the rest
  *     TILE_STORE(t, address, stride)
  *     TILE_DOT(c, a, b)                c[m][n] += a[m][2k] b[k][2n] + a[m][2k + 1] b[k][2n + 1], summed over k
  *     TILE_RELEASE()                   no tile is in use any more
